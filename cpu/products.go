@@ -70,7 +70,7 @@ func (j *stageJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	tiles := j.plan.layout.TilesOf(s, &c)
 	for n := range tiles {
 		if qk {
-			j.products.Pack(w, s, &tiles[n])
+			j.products.BeginScores(w, s, &tiles[n])
 		} else {
 			j.products.BeginSums(w, s, &tiles[n], &j.bias, j.c0)
 		}

@@ -44,14 +44,11 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 		t := &tiles[n]
 		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
 		t.sums.all.reset()
-		if l.Sums > shardSums { // shards that no row sees have the result of no keys
-			t.sums.merged.reset()
-			a.complete(t, &t.sums.merged, s.Alpha, true)
-		}
 		a.Scores.FindVisible(t)
 		keys = keys.union(t.Keys)
 		if !t.Keys.Empty() {
-			a.Products.Pack(w, s, t)
+			t.q = w.Floats(l.QueryFloats)
+			l.form.pack(&a.Products, s, t)
 		}
 	}
 	return tiles, keys.Clip(c.Keys.Lo, c.Keys.Hi)
@@ -108,7 +105,7 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 		return
 	}
 	if a.Saved == nil {
-		a.leave(s, t, at)
+		a.leave(s, t, t.sums.at/shardSums != at/shardSums)
 	} else { // another task folds the sums
 		var set *bool
 		t.sums.cur, set = a.saved(t, at)
@@ -155,7 +152,7 @@ func (a *Attention) Fold(s *Space, t *Tile) {
 	t.sums.at = -1
 	for at := range a.Products.Layout.Sums {
 		if st, set := a.saved(t, at); *set {
-			a.leave(s, t, at)
+			a.leave(s, t, t.sums.at/shardSums != at/shardSums)
 			t.sums.cur, t.sums.at = st, at
 		}
 	}
@@ -164,13 +161,12 @@ func (a *Attention) Fold(s *Space, t *Tile) {
 // Write divides the outputs of t's rows by their sums and writes O and LSE.
 func (a *Attention) Write(s *Space, t *Tile) {
 	st, l := &t.sums.all, a.Products.Layout
-	l.close(s, &t.sums)
-	if l.Sums > shardSums {
-		a.mergeShard(s, t)
+	shards := l.Sums > shardSums
+	if a.leave(s, t, shards); shards {
 		st = &t.sums.merged
 		Fill(s.Alpha, 1)
 	} else {
-		a.complete(t, st, s.Alpha, true)
+		a.complete(s, t, true)
 	}
 	if !a.LSE.IsZero() {
 		for r := range t.N {
@@ -188,10 +184,16 @@ func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
 	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
 }
 
-// leave adds the current sum of t to those before it. Sum at follows it.
-func (a *Attention) leave(s *Space, t *Tile, at int) {
-	a.Products.Layout.close(s, &t.sums)
-	if t.sums.at >= 0 && t.sums.at/shardSums != at/shardSums {
+// leave adds the current sum of t, if there is one, to those before it. With last set no other sum of its shard follows.
+func (a *Attention) leave(s *Space, t *Tile, last bool) {
+	switch u := &t.sums; {
+	case u.at < 0:
+	case u.hasAll:
+		a.Products.Layout.fold(s, &u.all, &u.cur)
+	default:
+		u.cur, u.all, u.hasAll = u.all, u.cur, true
+	}
+	if last {
 		a.mergeShard(s, t)
 	}
 }
@@ -200,7 +202,7 @@ func (a *Attention) leave(s *Space, t *Tile, at int) {
 func (a *Attention) mergeShard(s *Space, t *Tile) {
 	l, st, merged := a.Products.Layout, &t.sums.all, &t.sums.merged
 	first := t.sums.at < shardSums
-	a.complete(t, st, s.Alpha, first)
+	a.complete(s, t, first)
 	l.multiply(st.o, s.Alpha)
 	if first {
 		*merged, *st = *st, *merged
@@ -214,19 +216,20 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 	t.sums.hasAll = false
 }
 
-// complete turns the maxima of t's sums st into LSE, if these are needed, and sets the
-// factors of its outputs. With sinks these count.
-func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) {
-	clear(factors)
+// complete turns the maxima of t over its shard into LSE, if these are needed, and sets s.Alpha to the factors of its
+// outputs. With sinks these count.
+func (a *Attention) complete(s *Space, t *Tile, sinks bool) {
+	st := &t.sums.all
+	clear(s.Alpha)
 	for r := range t.N {
-		factors[r] = 1 / st.l[r]
+		s.Alpha[r] = 1 / st.l[r]
 		if a.Exact || st.l[r] == 0 {
 			sink := vec.NegInf
 			if sinks {
 				h, _ := a.Products.Layout.Row(t.H, t.I, r)
 				sink = a.Scores.problem.Sink(h)
 			}
-			st.m[r], factors[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
+			st.m[r], s.Alpha[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
 		}
 	}
 }
@@ -236,7 +239,7 @@ func (a *Attention) complete(t *Tile, st *state, factors []float32, sinks bool) 
 // shards before, with O in o and LSE in m, if a call has several.
 type sums struct {
 	cur, all, merged state
-	at               int  // the index of cur among the sums of a row; -1 before the first
+	at               int  // the index of cur among the sums of a row; before the first -1, which counts to the first shard
 	hasAll           bool // all has seen keys
 }
 
@@ -258,17 +261,6 @@ func (s *state) reset() {
 	clear(s.o)
 	clear(s.l)
 	Fill(s.m, vec.NoScore)
-}
-
-// close adds cur to all.
-func (l *Layout) close(s *Space, u *sums) {
-	switch {
-	case u.at < 0:
-	case u.hasAll:
-		l.fold(s, &u.all, &u.cur)
-	default:
-		u.cur, u.all, u.hasAll = u.all, u.cur, true
-	}
 }
 
 // fold adds y, the sums over later keys, to x:

@@ -2,7 +2,6 @@ package tile
 
 import (
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
@@ -12,12 +11,6 @@ type Products struct {
 	Layout     *Layout
 	Q, K, V, O strided.Tensor
 	Scale      float32 // of the queries
-}
-
-// Pack loads the query rows of t, times scale.
-func (p *Products) Pack(w *pool.Scratch, s *Space, t *Tile) {
-	t.q = w.Floats(p.Layout.QueryFloats)
-	p.Layout.form.pack(p, s, t)
 }
 
 // loadQueries loads n query rows of t, from one on, to rows.
