@@ -124,7 +124,7 @@ func (x *smallSpace) group(b, hk int) bool {
 	kernels.RowWeights(x.s, x.ld, lanes, l.Rows, x.m, x.l, x.alpha)
 	runs, ldv := []vec.Run(nil), p.V.Stride[backend.Seq]
 	if l.Dims.ValueDim == l.DimV {
-		runs = x.memory.Runs(&p.V, b, hk, tile.Span{Lo: 0, Hi: n}, n)
+		runs = p.V.Runs(&x.memory.Runs, b, hk, 0, n, n, n)
 	} else {
 		p.V.LoadRows(kernels, x.v, l.DimV, b, hk, 0, n)
 		runs, ldv = x.memory.Rows(x.v, l.DimV, n, l.DimV), l.DimV
@@ -142,7 +142,7 @@ func (x *smallSpace) scores(b, hk, n int) {
 	kernels, done := l.Kernels, 0
 	if l.Dims.Dim == l.DimK {
 		if done = n / kernels.Lanes * kernels.Lanes; done > 0 {
-			runs := x.memory.Runs(&p.K, b, hk, tile.Span{Lo: 0, Hi: done}, n)
+			runs := p.K.Runs(&x.memory.Runs, b, hk, 0, done, n, n)
 			kernels.Dots(vec.F32, x.s, x.ld, runs, p.K.Stride[backend.Seq], x.q, l.DimK, l.Rows, l.DimK)
 		}
 	}

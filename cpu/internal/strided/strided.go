@@ -255,14 +255,17 @@ func (v *Tensor) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	}
 }
 
-// AppendRuns appends rows [lo, hi) of head h. The kernels prefetch as many rows from next on, if that is before row end.
-func (v *Tensor) AppendRuns(runs []vec.Run, b, h, lo, hi, next, end int) []vec.Run {
+// Runs returns rows [lo, hi) of head h, in the memory of *runs. The kernels prefetch as many rows from next on, if that is
+// before row end.
+func (v *Tensor) Runs(runs *[]vec.Run, b, h, lo, hi, next, end int) []vec.Run {
 	n := hi - lo
+	*runs = (*runs)[:0]
 	if v.Pages == nil {
 		if next >= end {
 			next = lo
 		}
-		return v.appendRun(runs, v.Index(b, h, lo), v.Index(b, h, next), n)
+		v.appendRun(runs, v.Index(b, h, lo), v.Index(b, h, next), n)
+		return *runs
 	}
 	// Each run prefetches a share of the four quarters of the next rows, and has as many rows as to lie, like these
 	// quarters, in one page each.
@@ -285,13 +288,13 @@ func (v *Tensor) AppendRuns(runs []vec.Run, b, h, lo, hi, next, end int) []vec.R
 				a.add(m/4, size)
 			}
 		}
-		runs = v.appendRun(runs, at, to[0], m)
-		runs[len(runs)-1].Spread(bytes*(to[1]-to[0]), bytes*(to[2]-to[0]), bytes*(to[3]-to[0]))
+		v.appendRun(runs, at, to[0], m)
+		(*runs)[len(*runs)-1].Spread(bytes*(to[1]-to[0]), bytes*(to[2]-to[0]), bytes*(to[3]-to[0]))
 		from.add(m, size)
 		n -= m
 	}
-	vec.Chain(runs)
-	return runs
+	vec.Chain(*runs)
+	return *runs
 }
 
 // pagedRow is a row of a page.
@@ -305,13 +308,14 @@ func (r *pagedRow) add(n, size int) {
 }
 
 // appendRun appends the n rows from index i on; the kernels prefetch those from index next on.
-func (v *Tensor) appendRun(runs []vec.Run, i, next, n int) []vec.Run {
+func (v *Tensor) appendRun(runs *[]vec.Run, i, next, n int) {
 	ld, d := v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
 	switch {
 	case v.F32 != nil:
-		return vec.AppendRun(runs, v.F32[i:], ld, n, d, v.F32[next:])
+		*runs = vec.AppendRun(*runs, v.F32[i:], ld, n, d, v.F32[next:])
 	case v.Bits != nil:
-		return vec.AppendRun(runs, v.Bits[i:], ld, n, d, v.Bits[next:])
+		*runs = vec.AppendRun(*runs, v.Bits[i:], ld, n, d, v.Bits[next:])
+	default:
+		*runs = vec.AppendRun(*runs, v.Bytes[i:], ld, n, d, v.Bytes[next:])
 	}
-	return vec.AppendRun(runs, v.Bytes[i:], ld, n, d, v.Bytes[next:])
 }

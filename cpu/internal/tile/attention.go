@@ -115,75 +115,6 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 	t.sums.at = at
 }
 
-// addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
-// outputs of t. A value that is not finite spoils the outputs, even with a weight of 0. Where a weight may have to hide
-// one, such values are replaced by 0 first. With look set, this happens only after a product with an output that is not
-// finite: most blocks have none, and their values are then read once.
-func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool) {
-	p, x, clean := &a.Products, a.Products.Layout.Kernels, t.mayHide
-	if a.Scores.Drops {
-		a.Scores.Drop(s, t, s.S, t.here)
-	}
-	if look = look && clean && !s.block.checked && p.Layout.ReadV; look {
-		copy(s.v, o)
-	}
-	e, ld := p.values(s, t, t.here, clean && !look)
-	p.Layout.form.multiply(p, s, t, e, ld)
-	if look && x.NonFinite(o, len(o), 1, len(o)) {
-		copy(o, s.v)
-		e, ld = p.values(s, t, t.here, true)
-		p.Layout.form.multiply(p, s, t, e, ld)
-	}
-	if s.block.replaced {
-		a.addReplaced(s, t)
-	}
-}
-
-// addReplaced adds the products of the values that are replaced in the block to the outputs of the rows of t that see them.
-func (a *Attention) addReplaced(s *Space, t *Tile) {
-	a.Products.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
-		return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
-			(!a.Scores.Drops || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, a.Scores.Key(t.Batch, j)))
-	})
-}
-
-// Fold folds the saved sums of t into it, one after another.
-func (a *Attention) Fold(s *Space, t *Tile) {
-	t.sums.at = -1
-	for at := range a.Products.Layout.Sums {
-		if st, set := a.saved(t, at); *set {
-			a.leave(s, t, t.sums.at/shardSums != at/shardSums)
-			t.sums.cur, t.sums.at = st, at
-		}
-	}
-}
-
-// Write divides the outputs of t's rows by their sums and writes O and LSE.
-func (a *Attention) Write(s *Space, t *Tile) {
-	st, l := &t.sums.all, a.Products.Layout
-	shards := l.Sums > shardSums
-	if a.leave(s, t, shards); shards {
-		st = &t.sums.merged
-		Fill(s.Alpha, 1)
-	} else {
-		a.complete(s, t, true)
-	}
-	if !a.LSE.IsZero() {
-		for r := range t.N {
-			h, i := l.Row(t.H, t.I, r)
-			a.LSE.F32[a.LSE.Index(t.Batch, h, i)] = st.m[r]
-		}
-	}
-	a.Products.writeOutputs(s, t, st.o, s.Alpha)
-}
-
-// saved returns the state of the sum at of t.
-func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
-	l := a.Products.Layout
-	n := t.index*l.Sums + at
-	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
-}
-
 // leave adds the current sum of t, if there is one, to those before it. With last set no other sum of its shard follows.
 func (a *Attention) leave(s *Space, t *Tile, last bool) {
 	switch u := &t.sums; {
@@ -214,6 +145,43 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 	}
 	st.reset()
 	t.sums.hasAll = false
+}
+
+// saved returns the state of the sum at of t.
+func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
+	l := a.Products.Layout
+	n := t.index*l.Sums + at
+	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
+}
+
+// Fold folds the saved sums of t into it, one after another.
+func (a *Attention) Fold(s *Space, t *Tile) {
+	t.sums.at = -1
+	for at := range a.Products.Layout.Sums {
+		if st, set := a.saved(t, at); *set {
+			a.leave(s, t, t.sums.at/shardSums != at/shardSums)
+			t.sums.cur, t.sums.at = st, at
+		}
+	}
+}
+
+// Write divides the outputs of t's rows by their sums and writes O and LSE.
+func (a *Attention) Write(s *Space, t *Tile) {
+	st, l := &t.sums.all, a.Products.Layout
+	shards := l.Sums > shardSums
+	if a.leave(s, t, shards); shards {
+		st = &t.sums.merged
+		Fill(s.Alpha, 1)
+	} else {
+		a.complete(s, t, true)
+	}
+	if !a.LSE.IsZero() {
+		for r := range t.N {
+			h, i := l.Row(t.H, t.I, r)
+			a.LSE.F32[a.LSE.Index(t.Batch, h, i)] = st.m[r]
+		}
+	}
+	a.Products.writeOutputs(s, t, st.o, s.Alpha)
 }
 
 // complete turns the maxima of t over its shard into LSE, if these are needed, and sets s.Alpha to the factors of its

@@ -33,7 +33,9 @@ func (keys) step(a *Attention, s *Space, t, _ *Tile) {
 	keys{}.dots(&a.Products, s, t, t.here)
 	a.Scores.Adjust(s, t, t.here)
 	l.Kernels.RowWeights(s.S, BlockKeys, RoundUp(t.here.Hi-t.here.Lo, l.Kernels.Lanes), t.N, cur.m, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o[:t.N*l.DimV], !l.Kernels.KeyLanes) // the gonum kernels may skip weights of 0
+	a.addValues(s, t, cur.o[:t.N*l.DimV], !l.Kernels.KeyLanes, func(e backend.DType, ld int) { // the gonum kernels may skip weights of 0
+		l.Kernels.Mix(e, cur.o, l.DimV, s.Runs, ld, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
+	})
 }
 
 // dots computes the scores of t and the keys of here. Those of the keys up to the next multiple of Lanes become
@@ -46,7 +48,7 @@ func (keys) dots(p *Products, s *Space, t *Tile, here Span) {
 	}
 	if l.ReadK {
 		if done = n / x.Lanes * x.Lanes; done > 0 {
-			runs := s.Runs(&p.K, t.Batch, t.KVHead, Span{here.Lo, here.Lo + done}, b.end)
+			runs := p.K.Runs(&s.Runs, t.Batch, t.KVHead, here.Lo, here.Lo+done, here.Lo+BlockKeys, b.end)
 			x.Dots(e, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
 		}
 		if done == n {
@@ -55,8 +57,8 @@ func (keys) dots(p *Products, s *Space, t *Tile, here Span) {
 		if l.Fixed {
 			rest, ld := as[byte](k), backend.Q8.Row(l.DimK)
 			strided.CopyRows(&p.K, rest, p.K.Bytes, ld, t.Batch, t.KVHead, here.Lo+done, n-done)
-			s.runs = vec.AppendRun(s.runs[:0], rest, ld, x.Lanes, ld, rest)
-			x.Dots(e, s.S[done:], BlockKeys, s.runs, ld, t.q, l.DimK, rows, l.DimK)
+			s.Runs = vec.AppendRun(s.Runs[:0], rest, ld, x.Lanes, ld, rest)
+			x.Dots(e, s.S[done:], BlockKeys, s.Runs, ld, t.q, l.DimK, rows, l.DimK)
 			return
 		}
 		p.K.LoadRows(x, k, l.DimK, t.Batch, t.KVHead, here.Lo+done, n-done)
@@ -100,9 +102,4 @@ func (keys) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
 		h, i := sc.Layout.Row(t.H, t.I, r)
 		sc.DropRow(&s.Draw, weights[r*BlockKeys:][:here.Hi-here.Lo], t.Batch, h, i, here.Lo)
 	}
-}
-
-func (keys) multiply(p *Products, s *Space, t *Tile, e backend.DType, ldv int) {
-	l := p.Layout
-	l.Kernels.Mix(e, t.sums.cur.o, l.DimV, s.runs, ldv, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
 }

@@ -44,8 +44,6 @@ type form interface {
 	adjust(sc *Scores, s *Space, t *Tile, here Span)
 	// drop is Scores.Drop.
 	drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span)
-	// multiply adds weights in s.S times values in s.runs, of type e and ldv apart, to the outputs of t.
-	multiply(p *Products, s *Space, t *Tile, e backend.DType, ldv int)
 }
 
 // NewLayout returns the layout of c with the kernels of k. Tiles have keys as lanes if keyLanes

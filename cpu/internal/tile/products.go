@@ -30,7 +30,37 @@ func ScaleRows(dst, src []float32, scale float32) {
 	}
 }
 
-// values sets s.runs to the values of here, which are in the block of s, as rows of type e that are ld
+// addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
+// outputs of t, with multiply, which takes the values in s.Runs, rows of type e that are ld apart. A value that is not finite spoils the outputs, even with a weight of 0. Where a weight may have to hide
+// one, such values are replaced by 0 first. With look set, this happens only after a product with an output that is not
+// finite: most blocks have none, and their values are then read once.
+func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool, multiply func(e backend.DType, ld int)) {
+	p, x, clean := &a.Products, a.Products.Layout.Kernels, t.mayHide
+	if a.Scores.Drops {
+		a.Scores.Drop(s, t, s.S, t.here)
+	}
+	if look = look && clean && !s.block.checked && p.Layout.ReadV; look {
+		copy(s.v, o)
+	}
+	multiply(p.values(s, t, t.here, clean && !look))
+	if look && x.NonFinite(o, len(o), 1, len(o)) {
+		copy(o, s.v)
+		multiply(p.values(s, t, t.here, true))
+	}
+	if s.block.replaced {
+		a.addReplaced(s, t)
+	}
+}
+
+// addReplaced adds the products of the values that are replaced in the block to the outputs of the rows of t that see them.
+func (a *Attention) addReplaced(s *Space, t *Tile) {
+	a.Products.addNonFinite(t, t.here, s.S, BlockKeys, func(h, i, j, r int, _ float32) bool {
+		return j >= t.Spans[r].Lo && j < t.Spans[r].Hi && !a.Scores.Hides(t.Batch, h, i, j) &&
+			(!a.Scores.Drops || a.Scores.problem.Dropout.Keeps(t.Batch, h, i, a.Scores.Key(t.Batch, j)))
+	})
+}
+
+// values sets s.Runs to the values of here, which are in the block of s, as rows of type e that are ld
 // apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
 // of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
 func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.DType, ld int) {
@@ -49,7 +79,7 @@ func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.D
 		}
 	}
 	if l.ReadV && !b.replaced {
-		s.Runs(&p.V, t.Batch, t.KVHead, here, b.end)
+		p.V.Runs(&s.Runs, t.Batch, t.KVHead, here.Lo, here.Hi, here.Lo+BlockKeys, b.end)
 		return p.V.DType, p.V.Stride[backend.Seq]
 	}
 	p.load(&p.V, s.v, l.DimV, &b.hasV, b, t)
@@ -57,17 +87,10 @@ func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.D
 	return vec.F32, l.DimV
 }
 
-// Runs returns the rows of head h of v in the span some, which the kernels read in place. They prefetch those of the next
-// block, as far as end.
-func (s *Space) Runs(v *strided.Tensor, b, h int, some Span, end int) []vec.Run {
-	s.runs = v.AppendRuns(s.runs[:0], b, h, some.Lo, some.Hi, some.Lo+BlockKeys, end)
-	return s.runs
-}
-
 // Rows returns n rows of float32 as one run.
 func (s *Space) Rows(rows []float32, ld, n, d int) []vec.Run {
-	s.runs = vec.AppendRun(s.runs[:0], rows, ld, n, d, rows)
-	return s.runs
+	s.Runs = vec.AppendRun(s.Runs[:0], rows, ld, n, d, rows)
+	return s.Runs
 }
 
 // load converts the keys or the values of b to rows, once.

@@ -27,24 +27,33 @@ func (rows) pack(p *Products, s *Space, t *Tile) {
 
 func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	p, l, x := &a.Products, a.Products.Layout, a.Products.Layout.Kernels
-	b, cur, n, ldk := &s.block, &t.sums.cur, t.here.Hi-t.here.Lo, l.DimK
+	b, cur, lo, hi, ldk := &s.block, &t.sums.cur, t.here.Lo, t.here.Hi, l.DimK
+	n, plain := hi-lo, a.Scores.plain && !t.mayHide
 	copy(s.MX, cur.m)
 	if l.ReadK {
 		ldk = p.K.Stride[backend.Seq]
-		s.Runs(&p.K, t.Batch, t.KVHead, t.here, b.end)
+		p.K.Runs(&s.Runs, t.Batch, t.KVHead, lo, hi, lo+BlockKeys, b.end)
 	} else {
 		p.load(&p.K, s.k, ldk, &b.hasK, b, t)
-		s.Rows(s.k[(t.here.Lo-b.span.Lo)*ldk:], ldk, n, ldk)
+		s.Rows(s.k[(lo-b.span.Lo)*ldk:], ldk, n, ldk)
 	}
 	if a.Scores.biasAlone {
 		a.Scores.fetchBias(s, t, next)
 	}
-	x.Scores(s.S, s.runs, ldk, t.q, l.Dims.Dim, s.MX)
-	a.Scores.Adjust(s, t, t.here)
+	x.Scores(s.S, s.Runs, ldk, t.q, l.Dims.Dim, s.MX)
+	if !plain {
+		a.Scores.Adjust(s, t, t.here)
+	}
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys) // else the values are fewer than the outputs, and checked first
+	multiply := func(_ backend.DType, ldv int) { x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, s.Alpha) }
+	if plain && l.ReadV {
+		p.V.Runs(&s.Runs, t.Batch, t.KVHead, lo, hi, lo+BlockKeys, b.end)
+		multiply(vec.F32, p.V.Stride[backend.Seq])
+		return
+	}
+	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys, multiply) // else the values are fewer than the outputs, and checked first
 }
 
 // fetchBias makes the product with keys prefetch the rows of the bias that the next tile of the task reads, unless it
@@ -54,8 +63,8 @@ func (sc *Scores) fetchBias(s *Space, t, next *Tile) {
 	if next.index <= t.index {
 		lo += BlockKeys
 	}
-	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.runs) == 1 && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
-		vec.Ahead(&s.runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
+	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.Runs) == 1 && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+		vec.Ahead(&s.Runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
 	}
 }
 
@@ -74,7 +83,7 @@ func (rows) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, b
 func (rows) adjust(sc *Scores, s *Space, t *Tile, here Span) {
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	edge, masked := t.edge(here), !sc.mask.IsZero() || t.mixed
-	if !edge && !masked && !sc.Added && sc.Cap == 0 && sc.problem.ScoreMod == nil {
+	if sc.plain && !edge && !t.mixed {
 		return
 	}
 	copy(s.MX, t.sums.cur.m)
@@ -229,8 +238,4 @@ func (rows) drop(sc *Scores, s *Space, t *Tile, weights []float32, here Span) {
 			strided.CopyElements(weights[r:], x.Width, s.Stage, 1, n)
 		}
 	}
-}
-
-func (rows) multiply(p *Products, s *Space, t *Tile, _ backend.DType, ldv int) {
-	p.Layout.Kernels.Values(t.sums.cur.o, s.runs, ldv, s.S, p.Layout.Dims.ValueDim, s.Alpha)
 }

@@ -19,6 +19,7 @@ type Scores struct {
 	// without one, and Cap that of the softcap's tanh, or 0. They yield scores in units of log2 e.
 	Scale, After, Cap float32
 
+	plain     bool // scores are scaled dot products, or hidden by the visibility rule or the block mask
 	Masked    bool // there is a mask or a block mask
 	Added     bool // there is a bias, a relative bias or slopes
 	biasAlone bool // the bias is the only one of these
@@ -45,6 +46,7 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.Drops = p.Dropout.P > 0
 	sc.hiding = !sc.mask.IsZero() || !sc.bias.IsZero() || !sc.relative.IsZero() || sc.Drops || p.ScoreMod != nil
 	sc.Added = !sc.bias.IsZero() || !sc.relative.IsZero() || p.Slopes != nil
+	sc.plain = !sc.Added && sc.mask.IsZero() && sc.Cap == 0 && p.ScoreMod == nil
 }
 
 // Adjust applies score mod, softcap, biases and masks to the score tile, which has the keys of here.

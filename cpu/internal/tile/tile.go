@@ -132,7 +132,7 @@ type Space struct {
 	some       [BlockKeys + maxWidth]float32
 	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
 	Draw       vec.Draw
-	runs       []vec.Run
+	Runs       []vec.Run // the rows that a kernel reads
 	block      block
 
 	tiles [MaxTiles]Tile
