@@ -94,7 +94,8 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			fetched = b.end > j0+BlockKeys
 		}
 		t.here.Lo = t.here.Lo / l.first * l.first
-		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || t.edge(t.here)
+		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
+		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || edge
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
 }

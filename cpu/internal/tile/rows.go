@@ -82,7 +82,7 @@ func (rows) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, b
 
 func (rows) adjust(sc *Scores, s *Space, t *Tile, here Span) {
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
-	edge, masked := t.edge(here), !sc.mask.IsZero() || t.mixed
+	edge, masked := t.Every.Clip(here.Lo, here.Hi) != here, !sc.mask.IsZero() || t.mixed
 	if sc.plain && !edge && !t.mixed {
 		return
 	}

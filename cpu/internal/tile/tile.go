@@ -111,9 +111,6 @@ type block struct {
 	replaced   bool // they are not: the space has them with 0 for NaN and Inf
 }
 
-// edge reports whether the visibility rule hides some of keys from some row.
-func (t *Tile) edge(keys Span) bool { return keys.Lo < t.Every.Lo || keys.Hi > t.Every.Hi }
-
 // Space is the memory that the tiles of a task share. It stays with the scratch of its
 // goroutine; Products.Open takes its slices from there.
 type Space struct {
