@@ -2,7 +2,6 @@ package run
 
 import (
 	"bytes"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,81 +13,69 @@ import (
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// plainAttention is attention by its definition in float64, over [B,H,S,D] data.
-// hidden and bias are functions of (b, h, i, j).
-type plainAttention struct {
-	b, h, hkv, sq, sk, d, dv int
-	q, k, v                  []float64
-	scale, softcap           float64
-	hidden                   func(b, h, i, j int) bool
-	bias                     func(b, h, i, j int) float64
-	sinks                    []float64 // of heads
-	keeps                    func(b, h, i, j int) bool
-	kept                     float64 // factor of the weights that stay
+// problem is a call over [B,H,S,D] data.
+type problem struct {
+	kernels.Dims
+	q, k, v []float64
+	opt     kernels.Options
 }
 
-func (p plainAttention) solve() (o, lse, weights []float64) {
-	for b := range p.b {
-		for h := range p.h {
-			kv := b*p.hkv + h/(p.h/p.hkv)
-			for i := range p.sq {
-				s := make([]float64, p.sk)
-				sum := 0.0
-				if p.sinks != nil {
-					sum = math.Exp(p.sinks[h])
-				}
-				for j := range s {
-					for c := range p.d {
-						s[j] += p.q[((b*p.h+h)*p.sq+i)*p.d+c] * p.k[(kv*p.sk+j)*p.d+c]
-					}
-					s[j] *= p.scale
-					if p.softcap > 0 {
-						s[j] = p.softcap * math.Tanh(s[j]/p.softcap)
-					}
-					if p.bias != nil {
-						s[j] += p.bias(b, h, i, j)
-					}
-					if p.hidden != nil && p.hidden(b, h, i, j) {
-						s[j] = math.Inf(-1)
-					}
-					s[j] = math.Exp(s[j])
-					sum += s[j]
-				}
-				lse = append(lse, math.Log(sum))
-				for j := range s {
-					switch {
-					case p.keeps == nil:
-					case p.keeps(b, h, i, j):
-						s[j] *= p.kept
-					default:
-						s[j] = 0
-					}
-				}
-				for c := range p.dv {
-					x := 0.0
-					for j := range s {
-						if s[j] > 0 {
-							x += s[j] / sum * p.v[(kv*p.sk+j)*p.dv+c]
-						}
-					}
-					o = append(o, x)
-				}
-				for j := range s {
-					if sum > 0 {
-						s[j] /= sum
-					}
-				}
-				weights = append(weights, s...)
-			}
-		}
+// newProblem draws q, k and v.
+func newProblem(d kernels.Dims) problem {
+	return problem{Dims: d, q: clitest.Normal(1, d.Batch*d.Heads*d.SeqQ*d.Dim), k: clitest.Normal(2, d.Batch*d.KVHeads*d.SeqK*d.Dim),
+		v: clitest.Normal(3, d.Batch*d.KVHeads*d.SeqK*d.ValueDim)}
+}
+
+// tensor returns data, of at most four axes, in float32 or as booleans.
+func tensor(t *testing.T, descr string, data []float64, shape ...int) kernels.Tensor {
+	t.Helper()
+	full := kernels.Shape{1, 1, 1, 1}
+	copy(full[4-len(shape):], shape)
+	numbers, flags := make([]float32, len(data)), make([]bool, len(data))
+	for i, x := range data {
+		numbers[i], flags[i] = float32(x), x != 0
 	}
-	return o, lse, weights
+	if descr == "|b1" {
+		return must.Get(kernels.HostBool(flags, full))(t)
+	}
+	return must.Get(kernels.HostF32(numbers, full))(t)
+}
+
+// numbers returns the elements of x.
+func numbers(t *testing.T, dev *kernels.Device, x kernels.Tensor) []float64 {
+	t.Helper()
+	return widened(must.Get(dev.ToFloat32(t.Context(), x))(t))
+}
+
+func widened(x []float32) (data []float64) {
+	for _, y := range x {
+		data = append(data, float64(y))
+	}
+	return data
+}
+
+// prepare returns the call by package kernels, whose results the conformance suite compares with float64.
+func (p problem) prepare(t *testing.T) (*kernels.Device, *kernels.Call) {
+	t.Helper()
+	dev := clitest.Open(t, "cpu")
+	p.opt.LSE = true
+	return dev, must.Get(dev.Prepare(tensor(t, "<f4", p.q, p.Batch, p.Heads, p.SeqQ, p.Dim), tensor(t, "<f4", p.k, p.Batch, p.KVHeads, p.SeqK, p.Dim),
+		tensor(t, "<f4", p.v, p.Batch, p.KVHeads, p.SeqK, p.ValueDim), p.opt))(t)
+}
+
+func (p problem) solve(t *testing.T) (o, lse, weights []float64) {
+	t.Helper()
+	p.opt.Weights = true
+	dev, call := p.prepare(t)
+	r := must.Get(call.Run(t.Context()))(t)
+	return numbers(t, dev, r.O), numbers(t, dev, r.LSE), numbers(t, dev, r.Weights)
 }
 
 // save writes q, k and v, all of one shape, and returns their flags.
-func (p plainAttention) save(t *testing.T, dir, descr string, shape ...int) []string {
+func (p problem) save(t *testing.T, dir, descr string, shape ...int) []string {
 	t.Helper()
 	return []string{"--q", clitest.Save(t, dir, "q.npy", descr, p.q, shape...), "--k", clitest.Save(t, dir, "k.npy", descr, p.k, shape...),
 		"--v", clitest.Save(t, dir, "v.npy", descr, p.v, shape...)}
@@ -120,12 +107,10 @@ func swapHeads(data []float64, b, h, s, d int) []float64 {
 
 // TestRunRanks: the output has q's rank, and a 3-D mask is [B,Sq,Sk].
 func TestRunRanks(t *testing.T) {
-	p := plainAttention{b: 3, h: 1, hkv: 1, sq: 4, sk: 4, d: 2, dv: 2, scale: 1 / math.Sqrt2}
-	p.q, p.k, p.v = clitest.Normal(1, 24), clitest.Normal(2, 24), clitest.Normal(3, 24)
+	p := newProblem(kernels.Dims{Batch: 3, Heads: 1, KVHeads: 1, SeqQ: 4, SeqK: 4, Dim: 2, ValueDim: 2})
 	m := clitest.Normal(4, 3*4)
-	p.bias = func(b, _, i, _ int) float64 { return m[b*4+i] }
-	p.hidden = func(_, _, i, j int) bool { return j > i }
-	want, _, _ := p.solve()
+	p.opt = kernels.Options{Causal: true, Bias: tensor(t, "<f4", m, 3, 1, 4, 1)}
+	want, _, _ := p.solve(t)
 	dir := t.TempDir()
 	run := func(want []float64, mask []string, shape ...int) {
 		t.Helper()
@@ -134,16 +119,15 @@ func TestRunRanks(t *testing.T) {
 	}
 	run(want, []string{"--mask", clitest.Save(t, dir, "m.npy", "<f4", m, 3, 4, 1)}, 3, 4, 2)
 
-	p.b, p.q, p.k, p.v, p.bias = 1, p.q[:8], p.k[:8], p.v[:8], nil
-	want, _, _ = p.solve()
+	p.Batch, p.q, p.k, p.v, p.opt = 1, p.q[:8], p.k[:8], p.v[:8], kernels.Options{Causal: true}
+	want, _, _ = p.solve(t)
 	run(want, nil, 4, 2)
 }
 
 // TestRunTypes checks the types of the files, of the computation and of the output.
 func TestRunTypes(t *testing.T) {
-	p := plainAttention{b: 1, h: 1, hkv: 1, sq: 9, sk: 9, d: 4, dv: 4, scale: .5}
-	p.q, p.k, p.v = clitest.Normal(1, 36), clitest.Normal(2, 36), clitest.Normal(3, 36)
-	want, _, _ := p.solve()
+	p := newProblem(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 9, SeqK: 9, Dim: 4, ValueDim: 4})
+	want, _, _ := p.solve(t)
 	tests := []struct {
 		descr, dtype, written string
 		note                  string

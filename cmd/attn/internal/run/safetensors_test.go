@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// tensor is a tensor of a .safetensors file; its type is one of the format.
-type tensor struct {
+// stored is a tensor of a .safetensors file; its type is one of the format.
+type stored struct {
 	dtype string
 	shape []int
 	data  []float64
@@ -27,7 +27,7 @@ var descrs = map[string]string{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16":
 
 // saveTensors writes a .safetensors file, its header padded so that the data starts at a multiple
 // of 8 bytes plus an odd number.
-func saveTensors(t *testing.T, dir, name string, odd int, tensors map[string]tensor) string {
+func saveTensors(t *testing.T, dir, name string, odd int, tensors map[string]stored) string {
 	t.Helper()
 	var data []byte
 	header := map[string]any{}
@@ -64,7 +64,7 @@ func TestRunSafetensors(t *testing.T) {
 		{"BF16", 0, []string{"--dtype=f32"}, false},
 	} {
 		dir := t.TempDir()
-		tensors := map[string]tensor{
+		tensors := map[string]stored{
 			"q": {c.dtype, []int{1, 4, 6, 8}, clitest.Normal(1, 192)}, "k": {c.dtype, []int{1, 2, 8, 8}, clitest.Normal(2, 128)}, "v": {c.dtype, []int{1, 2, 8, 8}, clitest.Normal(3, 128)},
 			"mask": {"BOOL", []int{6, 8}, slices.Repeat([]float64{1, 0, 1, 1}, 12)}, "bias": {c.dtype, []int{4, 6, 8}, clitest.Normal(6, 192)},
 			"sinks": {c.dtype, []int{4}, clitest.Normal(7, 4)}, "rows": {"U8", []int{6}, []float64{0, 0, 1, 1, 1, 1}}, "keys": {"U8", []int{8}, []float64{0, 0, 0, 0, 0, 1, 1, 1}},
@@ -107,7 +107,7 @@ func TestRunSafetensors(t *testing.T) {
 func TestRunBadSafetensors(t *testing.T) {
 	dir := t.TempDir()
 	zeros := func(n int) []float64 { return make([]float64, n) }
-	path := saveTensors(t, dir, "x.safetensors", 0, map[string]tensor{
+	path := saveTensors(t, dir, "x.safetensors", 0, map[string]stored{
 		"q": {"F32", []int{6, 8}, zeros(48)}, "half": {"F16", []int{6, 8}, zeros(48)}, "brain": {"BF16", []int{6, 8}, zeros(48)}, "cube": {"F32", []int{1, 1, 1, 6, 8}, zeros(48)},
 		"ids": {"U8", []int{6}, zeros(6)}, "eight": {"F8_E4M3", []int{6, 8}, zeros(48)}, "mask": {"BOOL", []int{6, 6}, zeros(36)}, "none": {"U8", []int{0}, nil},
 	})
