@@ -93,24 +93,3 @@ func TestProjectByHeads(t *testing.T) {
 		}
 	})
 }
-
-// BenchmarkProject measures linear layers on each tier, in GFLOP/s and in percent of the
-// peak that the same run measures.
-func BenchmarkProject(b *testing.B) {
-	for _, tier := range Tiers() {
-		be, ctx := open(b, Options{Tier: tier}), b.Context()
-		peak := must.Get(be.PeakFLOPS(ctx))(b)
-		for _, c := range []struct{ s, m, n int }{{1, 4096, 4096}, {64, 1024, 1024}, {512, 1024, 1024}, {1024, 512, 1536}, {300, 768, 200}} {
-			x, w := random(b, 1, backend.Shape{1, 1, c.s, c.m}), random(b, 2, backend.Shape{1, 1, c.m, c.n})
-			y := alloc(b, backend.Shape{1, 1, c.s, c.n})
-			b.Run(fmt.Sprintf("%s/s%dm%dn%d", tier, c.s, c.m, c.n), func(b *testing.B) {
-				for b.Loop() {
-					must.Do(b, be.Project(ctx, y, x, w, backend.Tensor{}))
-				}
-				rate := 2 * float64(c.s) * float64(c.m) * float64(c.n) * float64(b.N) / b.Elapsed().Seconds()
-				b.ReportMetric(rate/1e9, "GFLOP/s")
-				b.ReportMetric(100*rate/peak, "%peak")
-			})
-		}
-	}
-}

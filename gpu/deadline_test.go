@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -99,37 +98,5 @@ func TestDeadlineShortensSubmissions(t *testing.T) {
 				t.Errorf("%s: other bits at the deadline", x.name)
 			}
 		}
-	}
-}
-
-// BenchmarkDeadline reports how long after its deadline of 30 ms a call returns whose work takes
-// longer: the median, the 99th percentile and the most.
-func BenchmarkDeadline(b *testing.B) {
-	const within = 30 * time.Millisecond
-	for _, rows := range []int{4096, 32768} {
-		b.Run(fmt.Sprintf("rows=%d", rows), func(b *testing.B) {
-			be := open(b, Options{})
-			c := plain(b, be, rows, rows, 64)
-			check(b, be.Warmup(b.Context(), c, false))
-			var late []time.Duration
-			for b.Loop() {
-				ctx, cancel := context.WithTimeout(b.Context(), within)
-				due := time.Now().Add(within)
-				err := be.Attention(ctx, c)
-				late = append(late, time.Since(due))
-				cancel()
-				if !errors.Is(err, context.DeadlineExceeded) {
-					b.Fatalf("the call returned %v after %v", late[len(late)-1], err)
-				}
-			}
-			slices.Sort(late)
-			for _, p := range []struct {
-				share float64
-				name  string
-			}{{0.5, "ms-late-p50"}, {0.99, "ms-late-p99"}, {1, "ms-late-max"}} {
-				at := late[int(math.Ceil(p.share*float64(len(late))))-1]
-				b.ReportMetric(float64(at.Microseconds())/1e3, p.name)
-			}
-		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -119,31 +118,5 @@ func TestScoreModForCPU(t *testing.T) {
 		for _, err := range []error{err, b.Backward(t.Context(), g), b.WarmupBackward(t.Context(), g)} {
 			must.Fail(t, "score mod", err, kind, "the score mod's WGSL")
 		}
-	}
-}
-
-// BenchmarkBlocks compares calls whose block mask shows one block in ten with the same call
-// without a block mask.
-func BenchmarkBlocks(b *testing.B) {
-	const s, d, block = 2048, 64, 64
-	be := open(b, Options{})
-	rng := rand.New(rand.NewPCG(1, 2))
-	seen := bools(b, be, backend.Shape{1, 1, s / block, s / block}, func(int) bool { return rng.IntN(10) == 0 })
-	c := &backend.Call{Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}, O: alloc(b, be, backend.F32, backend.Shape{1, 1, s, d})}
-	for i, x := range []*backend.Tensor{&c.Q, &c.K, &c.V} {
-		*x = upload(b, be, host(b, backend.Shape{1, 1, s, d}, func(n int) float32 { return wave(n + i) }))
-	}
-	for _, blocks := range []backend.Tensor{{}, seen} {
-		c.Blocks, c.BlockQ, c.BlockK = blocks, block, block
-		name := "all"
-		if !blocks.IsZero() {
-			name = "a tenth"
-		}
-		b.Run(fmt.Sprintf("gpu/f32/b1h1s%dd%d/%s", s, d, name), func(b *testing.B) {
-			for b.Loop() {
-				check(b, be.Attention(context.Background(), c))
-				check(b, be.Wait(context.Background()))
-			}
-		})
 	}
 }

@@ -77,9 +77,3 @@ func TestRequestCollectsGarbage(t *testing.T) {
 		t.Errorf("%v, garbage collected: %v", err, collected)
 	}
 }
-
-func BenchmarkRequest(b *testing.B) {
-	for b.Loop() {
-		_ = ask(step)
-	}
-}

@@ -351,14 +351,3 @@ func TestScratchAligned(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkRun measures what the pool adds to a call of one task.
-func BenchmarkRun(b *testing.B) {
-	p := New()
-	p.Open()
-	defer p.Close()
-	j := job(func(*Turn, int) error { return nil })
-	for b.Loop() {
-		must.Do(b, p.Run(b.Context(), j, 0, 1, 1))
-	}
-}

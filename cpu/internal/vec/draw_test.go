@@ -68,30 +68,3 @@ func TestDrop(t *testing.T) {
 		}
 	})
 }
-
-// BenchmarkDrop measures dropout on a tile and on a row, per weight.
-func BenchmarkDrop(b *testing.B) {
-	for _, x := range Tiers() {
-		var d Draw
-		d.Seed(backend.Dropout{P: 0.25, Seed: 1})
-		s := filled(128*x.Width, 1)
-		each := func(name string, do func()) {
-			b.Run(x.Tier+"/"+name, func(b *testing.B) {
-				for b.Loop() {
-					do()
-				}
-				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(s)), "ns/weight")
-			})
-		}
-		if !x.KeyLanes {
-			d.Tile(x, 1, 2, 4)
-			each("tile", func() { x.Drop(s, 128, &d, 0) })
-			narrow := x.Narrow(1)
-			d.Rows(narrow, 1, 2, 4, narrow.Lanes)
-			s = s[:128*narrow.Width]
-			each("heads", func() { narrow.Drop(s, 128, &d, 0) })
-		}
-		d.Rows(x, 1, 2, 4, 1)
-		each("row", func() { x.Drop(s, len(s), &d, 0) })
-	}
-}

@@ -177,31 +177,3 @@ func TestPairs(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkPairs(b *testing.B) {
-	rng := rand.New(rand.NewPCG(7, 8))
-	for _, k := range pairTables(b) {
-		for _, d := range []int{64, 128} {
-			w, rows, v := k.Width, bf16s(rng, 128*d), make([]uint16, 128*d)
-			s, q, o, p := make([]float32, 128*w), make([]uint32, d/2*w), make([]float32, d*w), make([]uint32, 64*w)
-			sums, lanes := make([]float32, PairSums), make([]float32, w)
-			for name, do := range map[string]func(){
-				"scores":     func() { k.PairScores(s, rows, d, 128, q, d, 1, lanes) },
-				"values":     func() { k.PairValues(o, v, 128, p, d, 128, lanes, sums) },
-				"roundPairs": func() { k.RoundPairs(p, s, 128, w) },
-				"turnPairs": func() {
-					for j := 0; j < 128; j += PairStep {
-						k.TurnPairs(v[j:], 128, rows[j*d:], d, d)
-					}
-				},
-			} {
-				b.Run(fmt.Sprintf("%s/width=%d/D=%d/%s", k.PairUnit(), w, d, name), func(b *testing.B) {
-					for b.Loop() {
-						do()
-					}
-					b.ReportMetric(2*128*float64(w*d)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-				})
-			}
-		}
-	}
-}
