@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
@@ -15,12 +16,12 @@ import (
 
 // TestFactorsOfFiles loads the factors of a cache in fp8 under each name. The layer's keys are 3 times numbers of e4m3fn,
 // its values 5 times, both up to more than 448: with the factors the cache stores them exactly, and outputs are those of
-// plain attention in float64. A cache in f32 has no factors and the same outputs.
+// a call without a cache. A cache in f32 has no factors and the same outputs.
 func TestFactorsOfFiles(t *testing.T) {
 	const d, tokens = 4, 3
-	q := [tokens][d]float64{{0x1p-9, -0x1p-10, 0x1p-8, 0}, {0x1p-9, 0x1p-9, -0x1p-9, 0x1p-8}, {-0x1p-10, 0x1p-9, 0x1p-9, 0x1p-9}}
-	k := [tokens][d]float64{{3 * 448, 3 * 13, 3 * 0.5, -3 * 208}, {3 * 26, -3 * 416, 3 * 320, 3 * 1.125}, {-3 * 240, 3 * 288, 0, 3 * 15}}
-	v := [tokens][d]float64{{5 * 448, -5 * 0x1p-9, 5, 5 * 72}, {-5 * 384, 5 * 11, 5 * 3.5, 0}, {5 * 176, 5 * 448, -5 * 7, 5 * 0.0625}}
+	q := []float32{0x1p-9, -0x1p-10, 0x1p-8, 0, 0x1p-9, 0x1p-9, -0x1p-9, 0x1p-8, -0x1p-10, 0x1p-9, 0x1p-9, 0x1p-9}
+	k := []float32{3 * 448, 3 * 13, 3 * 0.5, -3 * 208, 3 * 26, -3 * 416, 3 * 320, 3 * 1.125, -3 * 240, 3 * 288, 0, 3 * 15}
+	v := []float32{5 * 448, -5 * 0x1p-9, 5, 5 * 72, -5 * 384, 5 * 11, 5 * 3.5, 0, 5 * 176, 5 * 448, -5 * 7, 5 * 0.0625}
 	// x has q, k and v of a token next to each other, and the projections pick them.
 	c := nn.MultiHeadConfig{Model: 3 * d, HeadDim: d}
 	tensors := map[string]stored{"a.o_proj.weight": {"F32", []int{3 * d, d}, make([]float32, 3*d*d)}}
@@ -32,14 +33,11 @@ func TestFactorsOfFiles(t *testing.T) {
 		tensors[name] = s
 	}
 	var x []float32
-	for i := range tokens {
-		for _, part := range [][d]float64{q[i], k[i], v[i]} {
-			for _, y := range part {
-				x = append(x, float32(y))
-			}
-		}
+	for i := 0; i < tokens*d; i += d {
+		x = slices.Concat(x, q[i:i+d], k[i:i+d], v[i:i+d])
 	}
 	dev := onCPU(t)
+	want := must.Get(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: tokens, SeqK: tokens, Dim: d}, kernels.BHSD, q, k, v, kernels.Options{Causal: true}))(t)
 	for _, names := range [][2]string{{"k_proj.k_scale", "v_proj.v_scale"}, {"qkv_proj.k_scale", "qkv_proj.v_scale"}, {"attn.k_scale", "attn.v_scale"},
 		{"k_scale", "v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}} {
 		file := map[string]stored{"a." + names[0]: {"F32", []int{}, []float32{3}}, "a." + names[1]: {"BF16", []int{1}, []float32{5}}}
@@ -59,26 +57,11 @@ func TestFactorsOfFiles(t *testing.T) {
 			defer cache.Release()
 			y, _, err := layer.ApplyFloat32(t.Context(), x, 1, nn.MultiHeadOptions{Cache: cache})
 			must.Do(t, err)
-			for i := range tokens {
-				var o [d]float64
-				sum := 0.0
-				for j := range i + 1 {
-					score := 0.0
-					for e := range d {
-						score += q[i][e] * k[j][e] / 2
-					}
-					p := math.Exp(score)
-					sum += p
-					for e := range d {
-						o[e] += p * v[j][e]
-					}
-				}
-				for e := range d {
-					// A score adds up products of less than 4 in magnitude, so it is off by less than 2^6 roundings of 2^-24,
-					// and so is each weight. Values are less than 2^12.
-					if got, want := float64(y[i*3*d+e]), o[e]/sum; !(math.Abs(got-want) <= 0x1p-5) {
-						t.Errorf("%s, %v: element %d of row %d is %v, should be %v", names, dtype, e, i, got, want)
-					}
+			for i, o := range want {
+				// A score adds up products of less than 4 in magnitude, so it is off by less than 2^6 roundings of 2^-24,
+				// and so is each weight. Values are less than 2^12.
+				if got := y[i/d*3*d+i%d]; !(math.Abs(float64(got-o)) <= 0x1p-5) {
+					t.Errorf("%s, %v: element %d of row %d is %v, should be %v", names, dtype, i%d, i/d, got, o)
 				}
 			}
 		}
