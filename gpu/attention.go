@@ -2,16 +2,15 @@ package gpu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
-	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -26,21 +25,273 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	if err != nil {
 		return fmt.Errorf("attention: %w", err)
 	}
-	total := func() (flops float64) {
-		for _, c := range calls {
-			flops += float64(backend.NewPlan(c).FLOPs)
+	return b.within(ctx, "attention", func() error {
+		parts := make([]operands, len(calls))
+		for i, c := range calls {
+			parts[i] = operandsOf(c)
 		}
-		return flops
-	}
-	of := func(i int) (operands, error) { return operandsOf(calls[i]), nil }
-	return b.do(ctx, "attention", len(calls), of, func(r *queue.Runner, i int) ([]*queue.Op, error) {
-		r.Expect(total)
-		var way route
-		if looked != nil {
-			way = looked[i]
+		w, pins, err := b.pin("attention", parts...)
+		if err != nil {
+			return err
 		}
-		return b.attention(r, calls[i], way, len(calls) == 1)
+		defer pins.unpin()
+		traced := backend.TraceOf(ctx).Progress != nil
+		var ops []*queue.Op
+		for i, c := range calls {
+			var way route
+			if looked != nil {
+				way = looked[i]
+			}
+			if ops, err = b.attention(ctx, ops, c, way, len(calls) == 1); err != nil {
+				return err
+			}
+			if traced {
+				w.FLOPs += float64(backend.NewPlan(c).FLOPs)
+			}
+		}
+		return b.dev.Do(ctx, w, ops...)
 	})
+}
+
+// download returns calls with Listed in place of Lists where kernels cannot look keys up, and, if there are any, the routes
+// of those that have Lists.
+func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*backend.Call, looked []route, err error) {
+	own = calls
+	for i, c := range calls {
+		if c.Lists.IsZero() {
+			continue
+		}
+		x, err := b.route(c)
+		if err != nil {
+			return nil, nil, err
+		}
+		if x.given != nil {
+			if looked == nil {
+				looked = make([]route, len(calls))
+			}
+			looked[i] = x
+			continue
+		}
+		host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
+		if err == nil {
+			err = b.Download(ctx, host, c.Lists)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("key indices: %w", err)
+		}
+		keys, err := host.Int32s()
+		if err == nil {
+			c, err = c.ListKeys(keys)
+		}
+		if err == nil {
+			err = b.headsAsRows(c)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		if &own[0] == &calls[0] {
+			own = slices.Clone(calls)
+		}
+		own[i] = c
+	}
+	return own, looked, nil
+}
+
+// attention appends the operations of c to ops: one, or one for each slice of V's columns. It measures
+// the variants of the kernel first where the tuner wants that. way is the route of c, or zero.
+// resumable calls may continue from c.Resume and be interrupted.
+func (b *Backend) attention(ctx context.Context, ops []*queue.Op, c *backend.Call, way route, resumable bool) (_ []*queue.Op, err error) {
+	if way.c == nil {
+		if way, err = b.route(c); err != nil {
+			return nil, err
+		}
+	}
+	for _, x := range way.parts {
+		if x, err = b.tuned(ctx, x); err != nil {
+			return nil, err
+		}
+		ops = append(ops, way.op(x, resumable))
+	}
+	return ops, nil
+}
+
+// errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
+var errCollected = errors.New("keys are collected")
+
+// route is how the device computes a call.
+type route struct {
+	c     *backend.Call // if only the device knows its lists, Listed are as long as these can be
+	parts []path        // of c, or of each slice of V's columns
+	// given is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
+	given  *backend.Call
+	ranges []byte
+}
+
+// route returns the route of c. Without Lists in its call, kernels cannot look keys up.
+func (b *Backend) route(c *backend.Call) (x route, err error) {
+	x.c = c
+	if !c.Lists.IsZero() {
+		if x.c, err = c.FillLists(); err == nil {
+			err = b.headsAsRows(x.c)
+		}
+		if err != nil {
+			return x, err
+		}
+		x.given, x.ranges = c, ranges(c)
+	}
+	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
+		if x.parts, err = b.paths(x.c); !errors.Is(err, errCollected) {
+			return x, err
+		}
+	}
+	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
+	x.parts, err = b.paths(x.c)
+	return x, err
+}
+
+// headsAsRows makes the heads that share a key head the rows of c, a call of one row that has Listed, if they are too many to
+// decode: a tile of the prefill kernel then looks a key up once for all of them, as for the 128 heads of latent attention.
+// What depends on a head forbids it.
+func (b *Backend) headsAsRows(c *backend.Call) error {
+	d := c.Dims()
+	if b.decodes(c) || c.Slopes != nil || c.Sinks != nil {
+		return nil
+	}
+	for _, t := range [3]*backend.Tensor{&c.Q, &c.O, &c.LSE} {
+		if t.IsZero() {
+			continue
+		}
+		shape, strides, rows := t.Shape(), t.Strides(), d.Heads/d.KVHeads
+		shape[backend.Heads], shape[backend.Seq] = d.KVHeads, rows
+		strides[backend.Seq] = strides[backend.Heads]
+		strides[backend.Heads] *= rows
+		var err error
+		if *t, err = t.View(shape, strides, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// paths returns the path of c, or of each slice of V's columns.
+func (b *Backend) paths(c *backend.Call) ([]path, error) {
+	parts, err := cut.Slices(c)
+	all := make([]path, len(parts))
+	for i, part := range parts {
+		if all[i], err = b.path(part); err != nil {
+			return nil, err
+		}
+	}
+	return all, err
+}
+
+// path is a way to compute an attention call.
+type path interface {
+	op() *queue.Op
+	// describe sets Path, Why and Cut of a plan.
+	describe(p *backend.Plan, e queue.Extent)
+	base() *attention
+}
+
+// decodes reports whether c has few enough query rows for the decode path.
+func (b *Backend) decodes(c *backend.Call) bool {
+	d := c.Dims()
+	return d.Heads/d.KVHeads*d.SeqQ <= b.decodeRows
+}
+
+// path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.
+func (b *Backend) path(c *backend.Call) (path, error) {
+	if b.decodes(c) {
+		if x, err := b.newDecode(c); err == nil {
+			return x, nil
+		}
+	}
+	x, whyNot, err := b.newMatrix(c, b.matrices.Kernel)
+	if err != nil || whyNot == "" {
+		return x, err
+	}
+	if x, err = b.newPrefill(c, b.choose); err == nil { // its error covers what all paths lack
+		x.noMatrix = whyNot
+	}
+	return x, err
+}
+
+// tuned returns x. If the call is the first of its class, it measures the variants and returns the path with the fastest.
+func (b *Backend) tuned(ctx context.Context, x path) (path, error) {
+	a, ok := x.(*prefill)
+	if !ok || !a.tiled || !b.tuner.Claim(a.shape()) {
+		return x, nil
+	}
+	if err := b.dev.Idle(ctx); err != nil { // trials use the device alone
+		return nil, err
+	}
+	if err := b.tuner.FirstUse(ctx, tuneRunner{b.dev, b}, a.shape()); err != nil {
+		return nil, err
+	}
+	return b.newPrefill(a.c, b.choose)
+}
+
+// listOps is the approximate cost of a key of a list, with its memory accesses.
+const listOps = 40
+
+// op returns the operation of a part. It writes its table on the device, from the lists if there are any. That of a call of one
+// part may be resumable.
+func (x route) op(part path, resumable bool) *queue.Op {
+	op, a, c := part.op(), part.base(), x.given
+	if resumable && len(x.parts) == 1 {
+		op.Call = x.c
+	}
+	if c == nil {
+		return op
+	}
+	k, v, top := a.K.T.Strides(), a.V.T.Strides(), c.Lists.Shape()[backend.Dim]
+	p := shaders.ListsParams{
+		Top: top, CountsAt: a.Pages.At(a.d.Batch),
+		KB: k[backend.Batch], KS: k[backend.Seq], VB: v[backend.Batch], VS: v[backend.Seq],
+	}
+	if c.Pages != nil {
+		p.Page = c.K.Shape()[backend.Seq]
+	}
+	keys := []*cut.Operand{cut.Reads("key indices", c.Lists, [4]int{cut.Batch, cut.Whole, cut.Whole, cut.Whole}, 1)}
+	op.Filled = a.tableBytes()
+	op.Fill = func(table cut.Window) *queue.Op {
+		lists := a.b.rowOp(backend.Shape{a.d.Batch, 1, 1, 1}, keys, func(x cut.Box, v []cut.View) queue.Step {
+			p := p
+			p.List0, p.Keys = x.Lo[cut.Batch], strides(v[0])
+			return queue.Step{Kernel: shaders.Lists, Params: &p, Groups: rows(x), Each: float64(listOps * top)}
+		})
+		step := lists.Step
+		lists.Table = x.ranges
+		lists.Step = func(x queue.Chunk) queue.Step {
+			s := step(x)
+			s.Windows = append(s.Windows, x.Table, table)
+			return s
+		}
+		return lists
+	}
+	return op
+}
+
+// ranges returns the words of the same name of lists.wgsl. Batches may have the same pages, which are there once.
+func ranges(c *backend.Call) []byte {
+	keys, batch := c.Positions(), c.Lists.Shape()[backend.Batch]
+	words, at := make([]int32, 3*batch), 0
+	for b := range batch {
+		if lo, hi := c.Visible.Range(b, 0, keys); lo < hi {
+			words[3*b], words[3*b+1] = int32(lo), int32(hi)
+		}
+		if c.Pages == nil {
+			continue
+		}
+		pages := c.Pages.Table[b]
+		if b == 0 || len(pages) > 0 && (len(c.Pages.Table[b-1]) != len(pages) || &c.Pages.Table[b-1][0] != &pages[0]) {
+			at = len(words)
+			words = append(words, pages...)
+		}
+		words[3*b+2] = int32(at)
+	}
+	data, _ := binary.Append(nil, binary.LittleEndian, words) // words have a size
+	return data
 }
 
 // Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
@@ -48,21 +299,27 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
-	return b.warmup(ctx, func(r *queue.Runner, _ int) ([]*queue.Op, error) {
-		ops, err := b.attention(r, c, route{}, true)
-		if err != nil || !weights {
-			return ops, err
-		}
-		w, err := weightsOf(c)
+	return b.within(ctx, "warmup", func() error {
+		ops, err := b.attention(ctx, nil, c, route{}, true)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		qk, err := b.qk(w, c.Q, c.K)
-		if err != nil {
-			return nil, err
+		if weights {
+			w, err := weightsOf(c)
+			if err != nil {
+				return err
+			}
+			qk, err := b.qk(w, c.Q, c.K)
+			if err != nil {
+				return err
+			}
+			softmax, err := b.softmax(w, backend.Tensor{}, &c.Problem, false)
+			if err != nil {
+				return err
+			}
+			ops = append(ops, qk, softmax)
 		}
-		softmax, err := b.softmax(w, backend.Tensor{}, &c.Problem, false)
-		return append(ops, qk, softmax), err
+		return b.dev.Warmup(ctx, ops...)
 	})
 }
 
@@ -128,269 +385,4 @@ func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
 	p.Streamed += int64(moved)
 	p.Scratch = max(p.Scratch, int64(e.State)+int64(memory))
 	return e, err
-}
-
-// attention returns the operations of c: one, or one for each slice of V's columns. It measures
-// the variants of the kernel first where the tuner wants that. way is the route of c, or zero.
-// resumable calls may continue from c.Resume and be interrupted.
-func (b *Backend) attention(r *queue.Runner, c *backend.Call, way route, resumable bool) (ops []*queue.Op, err error) {
-	if way.c == nil {
-		if way, err = b.route(c); err != nil {
-			return nil, err
-		}
-	}
-	ops = make([]*queue.Op, len(way.parts))
-	for i, x := range way.parts {
-		if x, err = b.tuned(r, x); err != nil {
-			return nil, err
-		}
-		way.parts[i] = x // a call that a rehearsal precedes is queued twice
-		ops[i] = way.op(x, resumable)
-	}
-	return ops, nil
-}
-
-// errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
-var errCollected = errors.New("keys are collected")
-
-// route is how the device computes a call.
-type route struct {
-	c     *backend.Call // if only the device knows its lists, Listed are as long as these can be
-	parts []path        // of c, or of each slice of V's columns
-	// given is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
-	given  *backend.Call
-	ranges []byte
-}
-
-// route returns the route of c. Without Lists in its call, kernels cannot look keys up.
-func (b *Backend) route(c *backend.Call) (x route, err error) {
-	x.c = c
-	if !c.Lists.IsZero() {
-		if x.c, err = c.FillLists(); err == nil {
-			err = b.headsAsRows(x.c)
-		}
-		if err != nil {
-			return x, err
-		}
-		x.given, x.ranges = c, ranges(c)
-	}
-	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
-		if x.parts, err = b.paths(x.c); !errors.Is(err, errCollected) {
-			return x, err
-		}
-	}
-	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
-	x.parts, err = b.paths(x.c)
-	return x, err
-}
-
-// paths returns the path of c, or of each slice of V's columns.
-func (b *Backend) paths(c *backend.Call) ([]path, error) {
-	parts, err := cut.Slices(c)
-	all := make([]path, len(parts))
-	for i, part := range parts {
-		if all[i], err = b.path(part); err != nil {
-			return nil, err
-		}
-	}
-	return all, err
-}
-
-// path is a way to compute an attention call.
-type path interface {
-	op() *queue.Op
-	// describe sets Path, Why and Cut of a plan.
-	describe(p *backend.Plan, e queue.Extent)
-	base() *attention
-}
-
-// decodes reports whether c has few enough query rows for the decode path.
-func (b *Backend) decodes(c *backend.Call) bool {
-	d := c.Dims()
-	return d.Heads/d.KVHeads*d.SeqQ <= b.decodeRows
-}
-
-// path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.
-func (b *Backend) path(c *backend.Call) (path, error) {
-	if b.decodes(c) {
-		if x, err := b.newDecode(c); err == nil {
-			return x, nil
-		}
-	}
-	x, whyNot, err := b.newMatrix(c, b.matrices.Kernel)
-	if err != nil || whyNot == "" {
-		return x, err
-	}
-	if x, err = b.newPrefill(c, b.choose); err == nil { // its error covers what all paths lack
-		x.noMatrix = whyNot
-	}
-	return x, err
-}
-
-// tuned returns x. If the call is the first of its class, it measures the variants and returns the path with the fastest.
-func (b *Backend) tuned(r *queue.Runner, x path) (path, error) {
-	a, ok := x.(*prefill)
-	if !ok || !a.tiled || !b.tuner.Claim(a.shape()) {
-		return x, nil
-	}
-	if err := r.Flush(); err != nil {
-		return nil, err
-	}
-	if err := b.dev.Idle(r.Context()); err != nil { // trials use the device alone
-		return nil, err
-	}
-	if err := b.tuner.FirstUse(r.Context(), tuneRunner{b.dev, b}, a.shape()); err != nil {
-		return nil, err
-	}
-	return b.newPrefill(a.c, b.choose)
-}
-
-// attention is the part of a call that both paths share.
-type attention struct {
-	b *Backend
-	c *backend.Call
-	d backend.Dims
-	*cut.Call
-	scoreOptions
-	cutter *cut.Cutter
-	each   float64 // operations for one row and one key
-	table  []byte  // of pages, nil when kernels do not look pages up
-}
-
-// base implements path.
-func (a *attention) base() *attention { return a }
-
-func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
-	if err := tooLong(operandsOf(c)); err != nil {
-		return nil, err
-	}
-	d := c.Dims()
-	if d.ValueDim > cut.MaxValueDim {
-		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
-	}
-	ops, err := cut.CallOf(c)
-	if err != nil {
-		return nil, err
-	}
-	return &attention{
-		b: b, c: c, d: d, Call: ops, scoreOptions: newScoreOptions(&c.Problem, d.Heads, &ops.Pairs),
-		each: 2 * float64(d.Dim+d.ValueDim),
-	}, nil
-}
-
-// newCutter sets the Cutter for a kernel with so many storage buffers in addition to
-// the page table and the options, and decides whether kernels look pages up.
-func (a *attention) newCutter(buffers int) error {
-	if a.both == shaders.Apart {
-		buffers += 2
-	}
-	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
-	a.limit(a.cutter)
-	most := queue.MaxWindow(a.b.dev.Limits)
-	for bound := buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
-		a.Collect(bound)
-		if !a.c.Lists.IsZero() {
-			if !a.HasTable() || a.tableBytes() > most {
-				return errCollected
-			}
-			return nil
-		}
-		var pages []byte
-		if a.HasTable() || a.listed() {
-			pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
-		}
-		a.table = a.scoreOptions.table(pages)
-		switch {
-		case uint64(len(a.table)) <= most:
-			return nil
-		case !a.HasTable():
-			return fmt.Errorf("the table of listed keys and of the score mod's values takes %d bytes, a binding holds %d: use fewer of them: %w", len(a.table), most, backend.ErrUnsupported)
-		}
-	}
-}
-
-// listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
-func (a *attention) listed() bool {
-	const placed = shaders.HasMask | shaders.HasBlocks | shaders.HasBias | shaders.HasSlopes | shaders.HasDropout
-	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags&placed != 0)
-}
-
-// check returns backend.ErrUnsupported when k has more storage buffers than the device
-// binds.
-func (a *attention) check(k shaders.Variant) error {
-	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
-	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
-	if need > have {
-		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod or lists of keys with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
-			a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
-	}
-	return nil
-}
-
-// bind sets the options of a chunk in w, and returns the windows of masks and biases. When kernels look pages up, it also
-// sets where the pages of the chunk's batches are, and returns the window of their table.
-func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
-	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
-	if !a.HasTable() && !a.listed() {
-		return mask, bias, more
-	}
-	size, width := a.Pages.Size, a.Pages.Width
-	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
-	if size&(size-1) == 0 {
-		w.PageBits = bits.TrailingZeros(uint(size))
-	}
-	if !a.c.Lists.IsZero() {
-		w.Flags |= shaders.HasCounts
-		w.CountsAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
-	}
-	if a.values != shaders.InTable {
-		more = append(more, p.Table)
-	}
-	return mask, bias, more
-}
-
-// products describes float32 products of weights in 16 bits; "" in full precision.
-func (a *attention) products() string {
-	if t := a.c.WeightType(); t != backend.F32 {
-		return ", float32 products of weights in " + t.String()
-	}
-	return ""
-}
-
-// storage describes how operands are stored and pages are found.
-func (a *attention) storage() string {
-	text := cut.Storage(a.c)
-	switch {
-	case a.Pages.Listed() && a.HasTable():
-		text += ", listed keys looked up"
-	case a.Pages.Listed():
-		text += ", listed keys, which are collected before each step"
-	case a.HasTable():
-		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
-	case a.Pages != nil:
-		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.Pages.Size)
-	}
-	return text
-}
-
-// all returns the index space.
-func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1) }
-
-// shape returns what the choice of a variant depends on. Pages are not part of it: they
-// change only where rows are loaded from.
-func (a *attention) shape() tune.Shape {
-	d, c, l := a.d, a.c, &a.b.dev.Limits
-	tiling := tune.TilingOf(d.Dim, d.ValueDim)
-	return tune.Shape{
-		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
-		In: c.Q.DType(), KV: c.K.DType(),
-		Pairs:    a.kinds,
-		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType().Quantised() || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
-		Eights:   cut.AlignedRows(c.Q, 8) && cut.AlignedRows(c.K, 8) && cut.AlignedRows(c.V, 8),
-		Half:     c.O.DType() != backend.F32,
-		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.Pipelines.OwnExp2,
-		Limits: tune.Limits{
-			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
-		},
-	}
 }

@@ -189,87 +189,69 @@ func (b *Backend) run(ctx context.Context, name string, build func() (*queue.Op,
 
 // runAll runs the n operations that build returns as one call, with the operands of their cutters.
 func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i int) (*queue.Op, error)) error {
-	ops := make([]*queue.Op, n)
-	of := func(i int) (o operands, err error) {
-		if ops[i], err = build(i); err != nil {
-			return o, err
-		}
-		for _, x := range ops[i].Cutter.Operands {
-			t := backend.Operand{Name: x.Name, Tensor: x.T}
-			switch x.Use {
-			case cut.Read:
-				o.in = append(o.in, t)
-			case cut.Updated:
-				o.updated = append(o.updated, t)
-				fallthrough
-			case cut.Written:
-				o.out = append(o.out, t)
-			}
-		}
-		return o, nil
-	}
-	return b.do(ctx, name, n, of, func(_ *queue.Runner, i int) ([]*queue.Op, error) { return ops[i : i+1], nil })
-}
-
-// do runs one call of n parts. It checks and pins the operands of each, and then queues the
-// operations that build returns for each. Their steps follow one another in shared submissions.
-func (b *Backend) do(ctx context.Context, name string, n int, of func(i int) (operands, error), build func(r *queue.Runner, i int) ([]*queue.Op, error)) error {
-	return b.within(ctx, name, func() error {
-		pins := make([]backend.Pinned, n)
-		defer func() {
-			for i := range pins {
-				pins[i].Unpin()
-			}
-		}()
-		w := queue.Work{Name: name}
-		for i := range pins {
-			o, err := of(i)
-			if err == nil {
-				err = tooLong(o)
-			}
-			if err == nil {
-				err = pins[i].Pin(b, b.info.Name, o.out, o.in)
-			}
-			if err != nil {
+	return b.within(ctx, name, func() (err error) {
+		ops, parts := make([]*queue.Op, n), make([]operands, n)
+		for i := range ops {
+			if ops[i], err = build(i); err != nil {
 				return err
 			}
-			w.Written, w.Read = slices.Grow(w.Written, len(o.out)), slices.Grow(w.Read, len(o.in)+1)
-			for _, x := range o.out {
-				if s := cut.StoreOf(x.Tensor); s != nil {
-					w.Written = append(w.Written, queue.Output{Store: s, Whole: x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()})
-				}
-			}
-			for _, x := range append(o.in, o.updated...) {
-				if s := cut.StoreOf(x.Tensor); s != nil {
-					w.Read = append(w.Read, s)
+			o := &parts[i]
+			for _, x := range ops[i].Cutter.Operands {
+				t := backend.Operand{Name: x.Name, Tensor: x.T}
+				switch x.Use {
+				case cut.Read:
+					o.in = append(o.in, t)
+				case cut.Updated:
+					o.updated = append(o.updated, t)
+					fallthrough
+				case cut.Written:
+					o.out = append(o.out, t)
 				}
 			}
 		}
-		return b.dev.Do(ctx, w, func(r *queue.Runner) error { return queueParts(r, n, build) })
-	})
-}
-
-// warmup compiles the pipelines of the operations that build returns for part 0 of a call.
-func (b *Backend) warmup(ctx context.Context, build func(r *queue.Runner, i int) ([]*queue.Op, error)) error {
-	return b.within(ctx, "warmup", func() error {
-		return b.dev.Warmup(ctx, func(r *queue.Runner) error { return queueParts(r, 1, build) })
-	})
-}
-
-// queueParts queues the operations that build returns for each of n parts.
-func queueParts(r *queue.Runner, n int, build func(r *queue.Runner, i int) ([]*queue.Op, error)) error {
-	for i := range n {
-		ops, err := build(r, i)
-		for _, op := range ops {
-			if err == nil {
-				err = r.Queue(op)
-			}
-		}
+		w, pins, err := b.pin(name, parts...)
 		if err != nil {
 			return err
 		}
+		defer pins.unpin()
+		return b.dev.Do(ctx, w, ops...)
+	})
+}
+
+// pinned are the operands of the parts of a call.
+type pinned []backend.Pinned
+
+func (p pinned) unpin() {
+	for i := range p {
+		p[i].Unpin()
 	}
-	return nil
+}
+
+// pin checks and pins the operands of each part of a call, for the caller to unpin. The steps of the parts follow one another in
+// shared submissions.
+func (b *Backend) pin(name string, parts ...operands) (w queue.Work, pins pinned, err error) {
+	pins, w.Name = make(pinned, len(parts)), name
+	for i, o := range parts {
+		if err = tooLong(o); err == nil {
+			err = pins[i].Pin(b, b.info.Name, o.out, o.in)
+		}
+		if err != nil {
+			pins.unpin()
+			return w, nil, err
+		}
+		w.Written, w.Read = slices.Grow(w.Written, len(o.out)), slices.Grow(w.Read, len(o.in)+1)
+		for _, x := range o.out {
+			if s := cut.StoreOf(x.Tensor); s != nil {
+				w.Written = append(w.Written, queue.Output{Store: s, Whole: x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()})
+			}
+		}
+		for _, x := range append(o.in, o.updated...) {
+			if s := cut.StoreOf(x.Tensor); s != nil {
+				w.Read = append(w.Read, s)
+			}
+		}
+	}
+	return w, pins, nil
 }
 
 // Wait waits until the device has ended all calls. It returns the error of a call that
@@ -319,7 +301,3 @@ func rows(x cut.Box) int { return x.Len(cut.Batch) * x.Len(cut.Head) * x.Len(cut
 
 // ceil returns n/by, rounded up.
 func ceil(n, by int) int { return (n + by - 1) / by }
-
-// chooser picks a variant for a shape and returns the reason. The zero Variant stands
-// for the plain kernel.
-type chooser func(tune.Shape) (v tune.Variant, why string)

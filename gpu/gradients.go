@@ -24,23 +24,28 @@ import (
 //   - slopes with more than 64 query heads a key head;
 //   - more than 3,840,000 rows in one element of DSinks, DSlopes or DBias.
 func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
-	x := new(gradients)
-	defer func() {
-		x.rows.Release()
-		x.sums.Release()
-	}()
-	of := func(int) (o operands, err error) {
-		x, err = b.newGradients(g, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	return b.within(ctx, "backward", func() error {
+		x, err := b.newGradients(g, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 			return b.place(ctx, dtype, shape)
 		})
-		if o = gradientOperands(g); g.Add {
+		defer func() {
+			x.rows.Release()
+			x.sums.Release()
+		}()
+		if err != nil {
+			return err
+		}
+		o := gradientOperands(g)
+		if g.Add {
 			o.updated = o.out
 		}
-		return o, err
-	}
-	return b.do(ctx, "backward", 1, of, func(r *queue.Runner, _ int) ([]*queue.Op, error) {
-		r.Expect(func() float64 { return float64(backend.NewGradientsPlan(g).FLOPs) })
-		return x.ops, nil
+		w, pins, err := b.pin("backward", o)
+		if err != nil {
+			return err
+		}
+		defer pins.unpin()
+		w.FLOPs = float64(backend.NewGradientsPlan(g).FLOPs)
+		return b.dev.Do(ctx, w, x.ops...)
 	})
 }
 
@@ -52,9 +57,12 @@ func gradientOperands(g *backend.Gradients) operands {
 // WarmupBackward compiles the pipelines that Backward needs for g, by a rehearsal of the call.
 // Errors are those of Warmup.
 func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
-	return b.warmup(ctx, func(*queue.Runner, int) ([]*queue.Op, error) {
+	return b.within(ctx, "warmup", func() error {
 		x, err := b.newGradients(g, backend.Meta)
-		return x.ops, err
+		if err != nil {
+			return err
+		}
+		return b.dev.Warmup(ctx, x.ops...)
 	})
 }
 

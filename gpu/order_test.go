@@ -9,7 +9,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -30,9 +29,13 @@ func orderOf(t *testing.T, b *Backend, blocks, rows, row0, keys int, v backend.V
 	to := cut.Writes("o", o, cut.PairAxes)
 	align := b.dev.NewCutter(cut.Col, cut.Tile, to).Align
 	window := to.View(cut.Space(1, 1, 1, blocks, 1), align).Window
-	check(t, b.dev.Do(t.Context(), queue.Work{}, func(r *queue.Runner) error {
-		return r.Dispatch(k, []cut.Window{window}, p, ceil(blocks, 64))
-	}))
+	r := b.dev.NewRunner(t.Context())
+	err := r.Dispatch(k, []cut.Window{window}, p, ceil(blocks, 64))
+	if err == nil {
+		err = r.Flush()
+	}
+	r.Finish(err)
+	check(t, err)
 	host := make([]byte, 4*blocks)
 	check(t, b.dev.Download(t.Context(), host, o.Strides(), o))
 	order := make([]uint32, blocks)

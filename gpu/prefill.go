@@ -30,6 +30,10 @@ type prefill struct {
 // prefillBuffers is the number of storage buffers of the kernels.
 const prefillBuffers = 8
 
+// chooser picks a variant for a shape and returns the reason. The zero Variant stands
+// for the plain kernel.
+type chooser func(tune.Shape) (v tune.Variant, why string)
+
 // newPrefill returns c with the variant that choose picks.
 func (b *Backend) newPrefill(c *backend.Call, choose chooser) (*prefill, error) {
 	a, err := b.newAttention(c)

@@ -53,15 +53,21 @@ func (b *Backend) sequences(ctx context.Context, name string, out [2]backend.Ope
 	if out[1].Tensor == past {
 		o.updated = out[1:]
 	}
-	return b.do(ctx, name, 1, func(int) (operands, error) { return o, nil }, func(*queue.Runner, int) (ops []*queue.Op, err error) {
+	return b.within(ctx, name, func() error {
+		w, pins, err := b.pin(name, o)
+		if err != nil {
+			return err
+		}
+		defer pins.unpin()
+		var ops []*queue.Op
 		for n := range backend.Sequences(cuQ, 1) {
 			more, err := build(n)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			ops = append(ops, more...)
 		}
-		return ops, nil
+		return b.dev.Do(ctx, w, ops...)
 	})
 }
 

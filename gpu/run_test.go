@@ -103,7 +103,7 @@ func testCancelled(t *testing.T, b *Backend, dev *faultyDevice, o backend.Tensor
 		if !errors.Is(err, context.Canceled) && (at < total-1 || err != nil) {
 			t.Errorf("cancelled at submission %d: %v", at, err)
 		}
-		if started != at+1 || started-ended > queue.MaxFlight {
+		if started != at+1 || started-ended > queue.MaxPending {
 			t.Errorf("cancelled at submission %d: %d were started, %d had ended", at, started, ended)
 		}
 		must.Pass(t, fmt.Sprintf("cancelled at submission %d: wait", at), b.Wait(t.Context()))
@@ -133,12 +133,12 @@ func TestTwoInFlight(t *testing.T) {
 	})
 	defer dev.Watch(nil)
 	check(t, b.Attention(t.Context(), c))
-	if most != queue.MaxFlight || flying != 0 { // the first call of a kernel waits for its speed
+	if most != queue.MaxPending || flying != 0 { // the first call of a kernel waits for its speed
 		t.Errorf("at most %d in flight, %d at the end", most, flying)
 	}
 	most = 0
 	check(t, b.Attention(t.Context(), c))
-	if most != queue.MaxFlight || flying != queue.MaxFlight {
+	if most != queue.MaxPending || flying != queue.MaxPending {
 		t.Errorf("the second call: at most %d in flight, %d at the end", most, flying)
 	}
 }

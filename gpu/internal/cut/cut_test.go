@@ -98,8 +98,10 @@ func TestBoxesCoverTheSpace(t *testing.T) {
 		c.MaxState = 4 << 10
 		all := Space(b, h, m, n, x)
 		covered := make([]int, b*h*m*n*x)
-		must.Do(t, c.Boxes(all, func(box Box, chunk int) error {
-			return c.Chunks(box, chunk, func(p Box, first, last bool) error {
+		for _, c1 := range must.Get(c.Boxes(nil, all))(t) {
+			box := c1.Box
+			for lo := box.Lo[Sum]; lo < box.Hi[Sum]; lo += c1.Chunk {
+				p, first, last := c.ChunkAt(box, lo, c1.Chunk)
 				if first != (p.Lo[Sum] == box.Lo[Sum]) || last != (p.Hi[Sum] == box.Hi[Sum]) {
 					t.Fatalf("chunk %+v of %+v: first %t, last %t", p, box, first, last)
 				}
@@ -119,9 +121,8 @@ func TestBoxesCoverTheSpace(t *testing.T) {
 						}
 					}
 				}
-				return nil
-			})
-		}))
+			}
+		}
 		for i, times := range covered {
 			if times != 1 {
 				t.Fatalf("index %d of %dx%dx%dx%dx%d is in %d chunks", i, b, h, m, n, x, times)

@@ -15,6 +15,7 @@ const Tile = 32
 // box along one inner axis into chunks.
 type Cutter struct {
 	Operands []*Operand
+	Inner    int // the axis of the chunks
 	// Granule divides the length of every chunk along the inner axis but the last.
 	Granule int
 	// Most bounds the length of a box along each axis, and that of a chunk along the inner
@@ -33,24 +34,11 @@ type Cutter struct {
 	MaxState uint64
 	// Room is the device memory in bytes for streaming; 0 without an operand in host memory.
 	Room uint64
-	// Resume, unless nil, skips and follows boxes.
-	Resume Resume
 
-	inner      int
 	heads      int // query heads that a workgroup needs together
 	maxBinding uint64
 	maxStaged  uint64
-}
-
-// Resume continues a call from what an earlier one finished, and follows its progress.
-type Resume interface {
-	// Done reports whether a box is finished already.
-	Done(x Box) bool
-	// Start returns the index along the inner axis at which the chunks of a box begin.
-	Start(x Box) (int, error)
-	// Queued is called after each chunk of a box but the last, and with end after each
-	// box.
-	Queued(x Box, end bool) error
+	one        [1]Cut // of Boxes: most calls are one box
 }
 
 // MaxLoops bounds the number of loop iterations of one thread of a dispatch. Mesa's
@@ -78,7 +66,7 @@ const maxStateBytes = 64 << 20
 func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
 	most := min(l.Binding, l.Buffer, maxStateBytes) &^ 3
 	c := &Cutter{
-		Operands: operands, inner: inner, heads: 1, Granule: granule, Share: 1, Align: l.Align,
+		Operands: operands, Inner: inner, heads: 1, Granule: granule, Share: 1, Align: l.Align,
 		MaxState: most, maxStaged: most, maxBinding: l.Binding &^ (GranuleBytes - 1),
 	}
 	streamed := false
@@ -123,33 +111,44 @@ func (c *Cutter) OnHost(t backend.Tensor) bool {
 
 // StateOf returns the bytes of state of a box with chunks of a length: none in one chunk.
 func (c *Cutter) StateOf(x Box, chunk int) uint64 {
-	if c.State == nil || chunk >= x.Len(c.inner) {
+	if c.State == nil || chunk >= x.Len(c.Inner) {
 		return 0
 	}
 	return c.State(x)
 }
 
-// Fits returns the error of Boxes, before Resume is set.
-func (c *Cutter) Fits(x Box) error { return c.Boxes(x, func(Box, int) error { return nil }) }
+// Fits returns the error of Boxes.
+func (c *Cutter) Fits(x Box) error {
+	_, err := c.Boxes(nil, x)
+	return err
+}
 
-// Boxes calls f for each box of x, in a fixed order, with the length of its chunks along
-// the inner axis. It returns backend.ErrUnsupported when the smallest box does not fit
-// into bindings, and backend.ErrMemory when it does not fit into the memory for
-// streaming.
-func (c *Cutter) Boxes(x Box, f func(x Box, chunk int) error) error {
+// Cut is a box and the length of its chunks along the inner axis.
+type Cut struct {
+	Box   Box
+	Chunk int
+}
+
+// Boxes appends the boxes of x to list, in a fixed order; nil is a list that stays until the next call. It returns backend.ErrUnsupported when
+// the smallest box does not fit into bindings, and backend.ErrMemory when it does not fit into the
+// memory for streaming.
+func (c *Cutter) Boxes(list []Cut, x Box) ([]Cut, error) {
+	if list == nil {
+		list = c.one[:0]
+	}
 	for a, m := range c.Most {
-		if m > 0 && a != c.inner && x.Len(a) > max(m, c.grain(a)) {
-			return c.halve(x, a, f)
+		if m > 0 && a != c.Inner && x.Len(a) > max(m, c.grain(a)) {
+			return c.halve(list, x, a)
 		}
 	}
-	chunk := x.Len(c.inner)
-	if m := c.Most[c.inner]; m > 0 {
+	chunk := x.Len(c.Inner)
+	if m := c.Most[c.Inner]; m > 0 {
 		m = int(c.Share * float64(m))
 		chunk = min(chunk, max(m/c.Granule*c.Granule, c.Granule))
 	}
 	for {
 		probe := x
-		probe.Hi[c.inner] = x.Lo[c.inner] + chunk
+		probe.Hi[c.Inner] = x.Lo[c.Inner] + chunk
 		bad, size := c.tooLarge(probe)
 		if bad == nil {
 			break
@@ -157,63 +156,40 @@ func (c *Cutter) Boxes(x Box, f func(x Box, chunk int) error) error {
 		axis := c.widest(bad, probe)
 		switch {
 		case axis < 0:
-			return c.noRoom(bad, size)
-		case axis != c.inner:
-			return c.halve(x, axis, f)
+			return nil, c.noRoom(bad, size)
+		case axis != c.Inner:
+			return c.halve(list, x, axis)
 		}
 		chunk = max(chunk/2/c.Granule*c.Granule, c.Granule)
 	}
-	continues := chunk < x.Len(c.inner) || c.StateAbove != 0 && x.Len(c.inner) > c.StateAbove
+	continues := chunk < x.Len(c.Inner) || c.StateAbove != 0 && x.Len(c.Inner) > c.StateAbove
 	if continues && c.State != nil && c.State(x) > c.MaxState {
 		for _, a := range []int{Batch, Head, Row, Col} {
 			// All rows of a workgroup share its state, so halving may not reduce it.
-			if a != c.inner && x.Len(a) > c.grain(a) && c.State(c.firstHalf(x, a)) < c.State(x) {
-				return c.halve(x, a, f)
+			if a != c.Inner && x.Len(a) > c.grain(a) && c.State(c.firstHalf(x, a)) < c.State(x) {
+				return c.halve(list, x, a)
 			}
 		}
 	}
-	if c.Resume != nil && c.Resume.Done(x) {
-		return nil
-	}
-	if err := f(x, chunk); err != nil || c.Resume == nil {
-		return err
-	}
-	return c.Resume.Queued(x, true)
+	return append(list, Cut{x, chunk}), nil
 }
 
-// Chunks calls f for each chunk of x along the inner axis.
-func (c *Cutter) Chunks(x Box, chunk int, f func(x Box, first, last bool) error) error {
-	lo := x.Lo[c.inner]
-	if c.Resume != nil && chunk < x.Len(c.inner) {
-		var err error
-		if lo, err = c.Resume.Start(x); err != nil {
-			return err
-		}
-	}
-	for ; lo < x.Hi[c.inner]; lo += chunk {
-		p := x
-		p.Lo[c.inner], p.Hi[c.inner] = lo, min(lo+chunk, x.Hi[c.inner])
-		last := p.Hi[c.inner] == x.Hi[c.inner]
-		if err := f(p, lo == x.Lo[c.inner], last); err != nil {
-			return err
-		}
-		if c.Resume != nil && !last {
-			if err := c.Resume.Queued(p, false); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// halve divides x in two along an axis.
-func (c *Cutter) halve(x Box, axis int, f func(x Box, chunk int) error) error {
+// halve appends the boxes of both halves of x along an axis.
+func (c *Cutter) halve(list []Cut, x Box, axis int) ([]Cut, error) {
 	left, right := c.firstHalf(x, axis), x
 	right.Lo[axis] = left.Hi[axis]
-	if err := c.Boxes(left, f); err != nil {
-		return err
+	list, err := c.Boxes(list, left)
+	if err != nil {
+		return nil, err
 	}
-	return c.Boxes(right, f)
+	return c.Boxes(list, right)
+}
+
+// ChunkAt returns the chunk of x that begins at lo along the inner axis, and whether it is the first or the last.
+func (c *Cutter) ChunkAt(x Box, lo, chunk int) (p Box, first, last bool) {
+	p = x
+	p.Lo[c.Inner], p.Hi[c.Inner] = lo, min(lo+chunk, x.Hi[c.Inner])
+	return p, lo == x.Lo[c.Inner], p.Hi[c.Inner] == x.Hi[c.Inner]
 }
 
 // firstHalf returns the first half of x along an axis. It keeps together the heads that a
@@ -233,7 +209,7 @@ func (c *Cutter) firstHalf(x Box, axis int) Box {
 // grain is the length along an axis below which a box cannot be cut.
 func (c *Cutter) grain(axis int) int {
 	switch axis {
-	case c.inner:
+	case c.Inner:
 		return c.Granule
 	case Head:
 		return c.heads
@@ -249,7 +225,7 @@ func (c *Cutter) smallest(o *Operand) uint64 {
 		l := o.T.Shape()[i]
 		switch {
 		case a == Whole, o.Pages != nil && a != Head:
-		case a == c.inner:
+		case a == c.Inner:
 			l = min(l, c.Granule)
 		case a == Head:
 			l = max(o.Heads, 1)
@@ -278,7 +254,7 @@ func (c *Cutter) tooLarge(x Box) (*Operand, uint64) {
 		}
 		if o.OnHost {
 			class := 0
-			if slices.Contains(o.Axes[:], c.inner) {
+			if slices.Contains(o.Axes[:], c.Inner) {
 				class = 1
 			}
 			if sum[class] += v.Size; v.Size > most[class] {

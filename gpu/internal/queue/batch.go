@@ -2,9 +2,11 @@ package queue
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/resource"
@@ -75,7 +77,7 @@ func (b *batch) clear() {
 }
 
 // record writes the parameters to f's part of the ring and makes the commands of b.
-func (b *batch) record(d *Device, f *flight) error {
+func (b *batch) record(d *Device, f *submission) error {
 	ring := &d.sent.ring
 	if err := d.Port.Write(ring.buf, f.lo, b.data); err != nil {
 		return d.wrap(err)
@@ -106,6 +108,56 @@ func (b *batch) copies(list []cut.Copy) {
 	}
 }
 
+// add queues a dispatch, and submits what is queued before it when both together exceed
+// a submission.
+func (r *Runner) add(x *dispatch) error {
+	if r.rehearsal {
+		r.total += x.work
+		if !slices.Contains(r.needed, x.pipeline) {
+			r.needed = append(r.needed, x.pipeline)
+		}
+		return nil
+	}
+	ring := &r.d.sent.ring
+	if size := x.params.Size(); size > ring.most {
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.Kernel.Name(), size, ring.most, backend.ErrUnsupported)
+	}
+	b := &r.batch
+	if len(b.list) > 0 && (cut.AlignUp(len(b.data), ring.align)+x.params.Size() > ring.most || len(b.list) == maxDispatches ||
+		r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
+		if err := r.push(); err != nil {
+			return err
+		}
+	}
+	b.add(*x, ring.align)
+	x.before = nil // later dispatches of the step find the windows filled
+	return nil
+}
+
+// push submits what is queued.
+func (r *Runner) push() error {
+	defer r.batch.clear()
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	if len(r.batch.list) == 0 {
+		return nil
+	}
+	for len(r.pending) == MaxPending {
+		if err := r.waitOldest(r.ctx); err != nil {
+			return err
+		}
+	}
+	for i := range r.batch.list {
+		r.first = r.first || !r.batch.list[i].pipeline.Measured.Load()
+	}
+	t, err := r.batch.send(r.ctx, r.d, r.call, r.trace.Kernel != nil)
+	if err == nil {
+		r.pending = append(r.pending, sentWork{t, r.batch.work})
+	}
+	return err
+}
+
 // send submits b for c.
 func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t port.Ticket, err error) {
 	defer func() {
@@ -127,8 +179,8 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 	}
 	s := d.sent
 	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
+	case s.submitting <- struct{}{}:
+		defer func() { <-s.submitting }()
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
@@ -182,7 +234,7 @@ func newRing(dev port.Device) (r ring, err error) {
 }
 
 // find returns where bytes fit next to those of list.
-func (r *ring) find(bytes uint64, list []*flight) (at uint64, ok bool) {
+func (r *ring) find(bytes uint64, list []*submission) (at uint64, ok bool) {
 	if len(list) == 0 {
 		return 0, true
 	}

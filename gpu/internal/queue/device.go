@@ -4,9 +4,9 @@
 //	Chunk       a span of the keys of a box, which a Step computes
 //	dispatch    as many workgroups of a Step as fit the time of a submission
 //	batch       the dispatches of the next submission
-//	flight      a submission that may still run
+//	submission  a submission that may still run
 //
-// One loop, Op.walk, visits the steps. Running, planning and warming up differ only in what they do with each:
+// One loop, Op.walk, visits the chunks. Running, planning and warming up differ only in what they do with the step of each:
 //
 //	Runner.Queue   submits it with others     (Device.Do)
 //	Device.Count   counts it, for a plan
@@ -118,7 +118,7 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 // NewPlanner returns a Device with limits and no device behind it. It plans operations (Count, Dispatches) and must run none.
 func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
 	d := &Device{Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
-	d.sent = &sent{turn: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
+	d.sent = &sent{submitting: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
 	d.Pipelines = resource.NewPipelines(nil, resource.PipelineConfig{Name: name, Limits: l, Speed: d.pacing.speed, Wrap: d.wrap})
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -68,39 +69,135 @@ type Step struct {
 	Each    float64        // operations of a workgroup, at most
 }
 
-// walk calls f for each step of op in order. The steps of a box follow one another. table and
-// state provide the buffers of the table and of a state; in plans both are nil.
-func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, error), f func(p Chunk, s Step) error) error {
-	return op.Cutter.Boxes(op.Space, func(x cut.Box, chunk int) (err error) {
-		p := Chunk{Of: Sweep{Box: x, Chunk: chunk, Passes: 1, State: op.Cutter.StateOf(x, chunk)}, Table: cut.Window{Buf: table, Size: op.tableBytes()}}
+// Queue cuts operations into dispatches and adds them to the batch. It submits a batch that is full; Do
+// submits the last one.
+func (r *Runner) Queue(ops ...*Op) (err error) {
+	for _, op := range ops {
+		if err := r.separate(); err != nil {
+			return err
+		}
+		var k *checkpoint
+		if c := op.Call; c != nil && (op.Cutter.Room > 0 || c.Resume != nil) {
+			if k, err = r.keep(op); err != nil {
+				return err
+			}
+		}
+		op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
+		var table port.Buffer
+		if err := r.hold(&table, op.tableBytes()); err != nil {
+			return err
+		}
+		if op.Fill != nil {
+			err = r.Queue(op.Fill(cut.Window{Buf: table, Size: op.Filled}))
+		} else if table != nil {
+			err = r.d.wrap(r.d.Port.Write(table, 0, op.Table))
+		}
+		if err != nil {
+			return err
+		}
+		var box cut.Box
+		err = op.walk(r, k, table, func(p Chunk) error {
+			if op.Chained && p.Of.Box != box {
+				if err := r.separate(); err != nil {
+					return err
+				}
+				box = p.Of.Box
+			}
+			return r.dispatch(op.Step(p))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// walk calls f for each chunk of op in order, one for each step. The chunks of a box follow one another. Where op runs, r has the
+// buffer of the state, table is that of the table, and k, unless nil, skips what is finished. Plans have none of them.
+func (op *Op) walk(r *Runner, k *checkpoint, table port.Buffer, f func(p Chunk) error) error {
+	c := op.Cutter
+	boxes, err := c.Boxes(nil, op.Space)
+	if err != nil {
+		return err
+	}
+	for _, x := range boxes {
+		if k != nil && k.done(x.Box) {
+			continue
+		}
+		p := Chunk{Of: Sweep{Box: x.Box, Chunk: x.Chunk, Passes: 1, State: c.StateOf(x.Box, x.Chunk)}, Table: cut.Window{Buf: table, Size: op.tableBytes()}}
 		if op.Sweep != nil {
-			p.Of = op.Sweep(x, chunk)
+			p.Of = op.Sweep(x.Box, x.Chunk)
 		}
-		if p.State.Size = p.Of.State; p.State.Size > 0 && state != nil {
-			if p.State.Buf, err = state(p.State.Size); err != nil {
+		if p.State.Size = p.Of.State; p.State.Size > 0 && r != nil {
+			h := &r.held // whose state all boxes share, because their steps follow one another
+			h.size = p.State.Size
+			if err := r.hold(&h.state, h.size); err != nil {
 				return err
 			}
+			p.State.Buf = h.state
 		}
+		all := p.Of.Box
 		for ; p.Pass < p.Of.Passes; p.Pass++ {
-			err := op.Cutter.Chunks(p.Of.Box, p.Of.Chunk, func(x cut.Box, first, last bool) error {
-				p.Box, p.First, p.Last = x, first, last
-				return f(p, op.Step(p))
-			})
-			if err != nil {
+			lo := all.Lo[c.Inner]
+			if k != nil && p.Of.Chunk < all.Len(c.Inner) {
+				if lo, err = k.start(all); err != nil {
+					return err
+				}
+			}
+			for ; lo < all.Hi[c.Inner]; lo += p.Of.Chunk {
+				p.Box, p.First, p.Last = c.ChunkAt(all, lo, p.Of.Chunk)
+				if err = f(p); err == nil && k != nil && !p.Last {
+					err = k.queued(p.Box, false)
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+		for p.Box = all; p.Pass < p.Of.Passes+p.Of.Last; p.Pass++ {
+			if err := f(p); err != nil {
 				return err
 			}
 		}
-		for p.Box = p.Of.Box; p.Pass < p.Of.Passes+p.Of.Last; p.Pass++ {
-			if err := f(p, op.Step(p)); err != nil {
+		if k != nil {
+			if err := k.queued(x.Box, true); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // tableBytes returns the size of the table.
 func (op *Op) tableBytes() uint64 { return max(op.Filled, uint64(len(op.Table))) }
+
+// dispatch queues a step after copies. Its parameters are shaders.Ranged.
+func (r *Runner) dispatch(s Step, before ...cut.Copy) error {
+	x := dispatch{pipeline: r.d.Pipelines.Of(s.Kernel), windows: s.Windows, params: s.Params, before: before}
+	if n := len(x.pipeline.Kinds); n < len(s.Windows) {
+		_, err := shaders.Render(s.Kernel)
+		return fmt.Errorf("a kernel binds %d buffers and gets %d (%v): %w", n, len(s.Windows), err, backend.ErrUnsupported)
+	}
+	if err := r.stage(&x); err != nil {
+		return err
+	}
+	for first, n := 0, 0; first < s.Groups; first += n {
+		n, x.grid = r.d.next(&s, first, r.deadline)
+		s.Params.(shaders.Ranged).SetRange(first, first+n)
+		x.work = float64(n) * s.Each
+		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.Each)
+		if err := r.add(&x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Dispatch queues one dispatch of a kernel on a row of workgroups, whatever time it takes. The
+// probes of the device's ceilings use it.
+func (r *Runner) Dispatch(k shaders.Variant, windows []cut.Window, p shaders.Params, groups int) error {
+	return r.add(&dispatch{pipeline: r.d.Pipelines.Of(k), windows: windows, params: p, grid: [3]uint32{uint32(groups), 1, 1}})
+}
 
 // Extent counts what running an operation takes.
 type Extent struct {
@@ -112,7 +209,7 @@ type Extent struct {
 // Count returns the extent of op.
 func (d *Device) Count(op *Op) (e Extent, err error) {
 	var last cut.Box
-	err = op.walk(nil, nil, func(p Chunk, s Step) error {
+	err = op.walk(nil, nil, nil, func(p Chunk) error {
 		if e.Boxes == 0 || p.Of.Box != last {
 			e.Boxes++
 			last = p.Of.Box
@@ -123,12 +220,14 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 		}
 		e.MaxBox = max(e.MaxBox, p.Of.Box.Len(cut.Col))
 		e.State = max(e.State, p.State.Size)
-		return s.each(func(s Step) error {
-			return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
+		s := op.Step(p)
+		for _, s := range append(s.shifts(), s) {
+			for first, n := 0, 0; first < s.Groups; first += n {
+				n, _ = d.next(&s, first, time.Time{})
 				e.Dispatches++
-				return nil
-			})
-		})
+			}
+		}
+		return nil
 	})
 	return e, err
 }
@@ -144,16 +243,20 @@ type Dispatch struct {
 
 // Dispatches calls f for each dispatch of a step of op, in order. The tensors need no memory.
 func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
-	return op.walk(nil, nil, func(_ Chunk, s Step) error {
+	return op.walk(nil, nil, nil, func(p Chunk) error {
+		s := op.Step(p)
 		x := Dispatch{Kernel: d.Pipelines.Own(s.Kernel), Params: s.Params}
 		for _, w := range s.Windows {
 			x.Sizes = append(x.Sizes, cmp.Or(w.Size, resource.MinBytes))
 		}
 		x.Sizes = slices.Insert(x.Sizes, d.Pipelines.Of(s.Kernel).Uniform, uint64(s.Params.Size()))
-		return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
-			s.Params.(shaders.Ranged).SetRange(first, first+n)
-			x.Grid, x.Groups = grid, n
-			return f(x)
-		})
+		for first := 0; first < s.Groups; first += x.Groups {
+			x.Groups, x.Grid = d.next(&s, first, time.Time{})
+			s.Params.(shaders.Ranged).SetRange(first, first+x.Groups)
+			if err := f(x); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }

@@ -14,9 +14,9 @@ import (
 // drivers act after 2 s or more.
 const defaultBudget = 200 * time.Millisecond
 
-// MaxFlight is the number of submissions of a call on the device at a time: while one
+// MaxPending is the number of submissions of a call on the device at a time: while one
 // computes, the next is assembled. They share the budget.
-const MaxFlight = 2
+const MaxPending = 2
 
 // Operations a second that a kernel is assumed to do before its first run, by kind of
 // adapter. They are low: an estimate that is too low costs a few submissions of some
@@ -76,7 +76,7 @@ func within(seconds float64, deadline time.Time) float64 {
 
 // share is the time in seconds of one submission of a call.
 func (p *pacing) share(deadline time.Time) float64 {
-	return within(p.budget.Seconds()/MaxFlight, deadline)
+	return within(p.budget.Seconds()/MaxPending, deadline)
 }
 
 // ahead is the time in seconds that submissions may be expected to take when a call adds one. No
@@ -93,21 +93,13 @@ func (p *pacing) full(seconds, work float64, deadline time.Time) bool {
 	return seconds > p.share(deadline) || p.maxWork > 0 && work > p.maxWork
 }
 
-// split divides the workgroups of a step into dispatches that respect the time of a
-// submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the
-// first workgroup, their number, and the grid that contains them.
-func (d *Device) split(s Step, deadline time.Time, f func(first, n int, grid [3]uint32) error) error {
-	p := d.Pipelines.Of(s.Kernel)
+// next returns the number of workgroups of the dispatch that begins with workgroup first of a step, and the grid that contains
+// them. They respect the time of a submission, by the deadline of its call, and the limit of workgroups a dimension.
+func (d *Device) next(s *Step, first int, deadline time.Time) (n int, grid [3]uint32) {
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
-	for first := 0; first < s.Groups; {
-		n := min(s.Groups-first, d.pacing.atOnce(p.Pace.Speed(), s.Each, deadline), dim*dim)
-		x := min(n, dim)
-		if err := f(first, n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}); err != nil {
-			return err
-		}
-		first += n
-	}
-	return nil
+	n = min(s.Groups-first, d.pacing.atOnce(d.Pipelines.Of(s.Kernel).Pace.Speed(), s.Each, deadline), dim*dim)
+	x := min(n, dim)
+	return n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}
 }
 
 // atOnce returns the number of workgroups that one dispatch may have on a pipeline of a speed. each is the operations of a
@@ -142,7 +134,7 @@ func (d *Device) ChunkWork(k shaders.Variant) float64 {
 // Pacing describes for plans how submissions of k are sized.
 func (d *Device) Pacing(k shaders.Variant) string {
 	p := &d.pacing
-	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipelines.Of(k).Pace.Speed())
+	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxPending, d.Pipelines.Of(k).Pace.Speed())
 	if p.maxWork > 0 {
 		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
 	}

@@ -41,9 +41,9 @@ func TestLearn(t *testing.T) {
 		learn := func(pipelines ...*resource.Pipeline) float64 {
 			p.Pace.Set(1e9)
 			s := sent{ended: c.ended, exact: c.exact}
-			var list []*flight
+			var list []*submission
 			for range c.n {
-				list = append(list, &flight{began: c.began, seconds: c.seconds, pipelines: pipelines})
+				list = append(list, &submission{began: c.began, seconds: c.seconds, pipelines: pipelines})
 			}
 			s.learn(list, c.blocked, now, share)
 			if s.ended != now || s.exact != c.blocked {
@@ -74,19 +74,19 @@ func TestSplitCoversAllWorkgroups(t *testing.T) {
 				Pipelines: resource.NewPipelines(nil, resource.PipelineConfig{Speed: 1e15}),
 			}
 			next := 0
-			err := d.split(Step{Kernel: shaders.Peak, Groups: c.total, Each: c.each}, time.Time{}, func(first, n int, grid [3]uint32) error {
+			for next < c.total {
+				n, grid := d.next(&Step{Kernel: shaders.Peak, Groups: c.total, Each: c.each}, next, time.Time{})
 				x, y := int(grid[0]), int(grid[1])
-				if first != next || n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
-					t.Errorf("range %d+%d in a grid of %d x %d, expected it at %d", first, n, x, y, next)
+				if n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
+					t.Fatalf("range %d+%d in a grid of %d x %d", next, n, x, y)
 				}
 				if float64(n)*c.each > c.max && n > 1 {
 					t.Errorf("%d workgroups are over the bound on work", n)
 				}
-				next = first + n
-				return nil
-			})
-			if err != nil || next != c.total {
-				t.Errorf("covered %d of %d, %v", next, c.total, err)
+				next += n
+			}
+			if next != c.total {
+				t.Errorf("covered %d of %d", next, c.total)
 			}
 		})
 	}

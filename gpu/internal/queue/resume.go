@@ -29,18 +29,15 @@ type checkpoint struct {
 	uploaded uint64 // at the last time
 }
 
-var _ cut.Resume = (*checkpoint)(nil)
-
-// keep makes op, which has a Call, continue from its Resume, if there is one. If op streams, the
-// runner keeps the boxes that it finishes.
-func (r *Runner) keep(op *Op) error {
+// keep returns the checkpoint from which op, which has a Call, continues: that of its Resume, if there is one. If op
+// streams, the runner keeps the boxes that it finishes.
+func (r *Runner) keep(op *Op) (k *checkpoint, err error) {
 	c := op.Call
 	old := cmp.Or(c.Resume, new(backend.Partial))
-	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: shaders.Key(op.Kernel)}
+	k = &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: shaders.Key(op.Kernel)}
 	k.now = backend.Partial{Call: c.Signature(), Done: slices.Clone(old.Done), Work: old.Work}
-	op.Cutter.Resume = k
 	if r.rehearsal {
-		return nil
+		return k, nil
 	}
 	for _, t := range []struct {
 		name     string
@@ -50,15 +47,14 @@ func (r *Runner) keep(op *Op) error {
 		if t.to.IsZero() {
 			continue
 		}
-		var err error
 		if *t.now, err = k.restore(t.to, t.from); err != nil {
-			return fmt.Errorf("resume: %s: %w", t.name, err)
+			return nil, fmt.Errorf("resume: %s: %w", t.name, err)
 		}
 	}
 	if op.Cutter.Room > 0 {
 		r.checkpoint = k
 	}
-	return nil
+	return k, nil
 }
 
 // restore copies the rows of from that are done to an output. It returns the host tensor
@@ -130,8 +126,8 @@ func hostRows(t backend.Tensor, rows backend.Rows) (part backend.Tensor, data []
 	return part, data, err
 }
 
-// Done implements cut.Resume.
-func (k *checkpoint) Done(x cut.Box) bool {
+// done reports whether a box is finished already.
+func (k *checkpoint) done(x cut.Box) bool {
 	rows := x.Rows()
 	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool {
 		for axis := range r.Lo {
@@ -143,8 +139,9 @@ func (k *checkpoint) Done(x cut.Box) bool {
 	})
 }
 
-// Start implements cut.Resume. It uploads the state with which the chunks continue.
-func (k *checkpoint) Start(x cut.Box) (int, error) {
+// start returns the index along the inner axis at which the chunks of a box begin, and uploads the state with which they
+// continue.
+func (k *checkpoint) start(x cut.Box) (int, error) {
 	w, held := k.now.Work, &k.r.held
 	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || uint64(len(w.State)) != held.size ||
 		w.Keys <= x.Lo[cut.Col] || w.Keys >= x.Hi[cut.Col] || w.Keys%k.cutter.Granule != 0 {
@@ -159,8 +156,8 @@ func (k *checkpoint) Start(x cut.Box) (int, error) {
 	return w.Keys, k.r.d.Write(k.r.ctx, single(held.state), 0, w.State)
 }
 
-// Queued implements cut.Resume.
-func (k *checkpoint) Queued(x cut.Box, end bool) error {
+// queued follows the progress of a call: after each chunk of a box but the last, and with end after each box.
+func (k *checkpoint) queued(x cut.Box, end bool) error {
 	r, s := k.r, k.r.stream
 	if end {
 		k.ended, k.step = append(k.ended, x.Rows()), r.staged

@@ -78,7 +78,7 @@ func (r *Runner) stage(x *dispatch) error {
 	if slices.ContainsFunc(x.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
 		r.staged++
 		if r.stream != nil && !r.rehearsal {
-			submissions := r.landed + len(r.flights)
+			submissions := r.waited + len(r.pending)
 			if len(r.batch.list) > 0 {
 				submissions++
 			}
@@ -167,11 +167,11 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 // evict waits until no queued or running step uses a window, copies it back if it was written,
 // and releases its buffer. Later submissions continue.
 func (r *Runner) evict(w *resident) (err error) {
-	if r.landed+len(r.flights) < w.push {
+	if r.waited+len(r.pending) < w.push {
 		err = r.push()
 	}
-	for err == nil && r.landed < w.push && len(r.flights) > 0 {
-		err = r.land(r.ctx)
+	for err == nil && r.waited < w.push && len(r.pending) > 0 {
+		err = r.waitOldest(r.ctx)
 	}
 	if err == nil {
 		err = r.download(w)
@@ -285,16 +285,14 @@ func shift(r cut.Run, a *cut.Staged) Step {
 	}
 }
 
-// each calls f for the shifts of the windows of s, and for s.
-func (s Step) each(f func(s Step) error) error {
+// shifts returns the shifts of the windows of s.
+func (s *Step) shifts() (list []Step) {
 	for _, w := range s.Windows {
 		if a, ok := w.Buf.(*cut.Staged); ok && !a.Of.OnHost {
 			for _, run := range a.Shifts() {
-				if err := f(shift(run, a)); err != nil {
-					return err
-				}
+				list = append(list, shift(run, a))
 			}
 		}
 	}
-	return f(s)
+	return list
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -53,10 +54,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 			}
 			some := min(w.Size, most)
 			err := d.Submit(ctx, []port.Command{{Src: w.Buf, SrcOffset: w.Offset, Dst: staging, Size: some}})
-			if failed := d.sent.errorOf(s); failed != nil {
-				err = failed
-			}
-			if err != nil {
+			if err = cmp.Or(d.sent.errorOf(s), err); err != nil {
 				return err
 			}
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {

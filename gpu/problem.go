@@ -3,7 +3,9 @@ package gpu
 import (
 	"cmp"
 	"encoding/binary"
+	"fmt"
 	"math"
+	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -11,6 +13,159 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
+
+// attention is the part of a call that both paths share.
+type attention struct {
+	b *Backend
+	c *backend.Call
+	d backend.Dims
+	*cut.Call
+	scoreOptions
+	cutter *cut.Cutter
+	each   float64 // operations for one row and one key
+	table  []byte  // of pages, nil when kernels do not look pages up
+}
+
+// base implements path.
+func (a *attention) base() *attention { return a }
+
+func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
+	if err := tooLong(operandsOf(c)); err != nil {
+		return nil, err
+	}
+	d := c.Dims()
+	if d.ValueDim > cut.MaxValueDim {
+		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
+	}
+	ops, err := cut.CallOf(c)
+	if err != nil {
+		return nil, err
+	}
+	return &attention{
+		b: b, c: c, d: d, Call: ops, scoreOptions: newScoreOptions(&c.Problem, d.Heads, &ops.Pairs),
+		each: 2 * float64(d.Dim+d.ValueDim),
+	}, nil
+}
+
+// newCutter sets the Cutter for a kernel with so many storage buffers in addition to
+// the page table and the options, and decides whether kernels look pages up.
+func (a *attention) newCutter(buffers int) error {
+	if a.both == shaders.Apart {
+		buffers += 2
+	}
+	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
+	a.limit(a.cutter)
+	most := queue.MaxWindow(a.b.dev.Limits)
+	for bound := buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
+		a.Collect(bound)
+		if !a.c.Lists.IsZero() {
+			if !a.HasTable() || a.tableBytes() > most {
+				return errCollected
+			}
+			return nil
+		}
+		var pages []byte
+		if a.HasTable() || a.listed() {
+			pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
+		}
+		a.table = a.scoreOptions.table(pages)
+		switch {
+		case uint64(len(a.table)) <= most:
+			return nil
+		case !a.HasTable():
+			return fmt.Errorf("the table of listed keys and of the score mod's values takes %d bytes, a binding holds %d: use fewer of them: %w", len(a.table), most, backend.ErrUnsupported)
+		}
+	}
+}
+
+// listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
+func (a *attention) listed() bool {
+	const placed = shaders.HasMask | shaders.HasBlocks | shaders.HasBias | shaders.HasSlopes | shaders.HasDropout
+	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags&placed != 0)
+}
+
+// check returns backend.ErrUnsupported when k has more storage buffers than the device
+// binds.
+func (a *attention) check(k shaders.Variant) error {
+	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
+	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
+	if need > have {
+		return fmt.Errorf("two masks with a bias, two biases with a mask, or values of a score mod or lists of keys with both, and more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
+			a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
+	}
+	return nil
+}
+
+// bind sets the options of a chunk in w, and returns the windows of masks and biases. When kernels look pages up, it also
+// sets where the pages of the chunk's batches are, and returns the window of their table.
+func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
+	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
+	if !a.HasTable() && !a.listed() {
+		return mask, bias, more
+	}
+	size, width := a.Pages.Size, a.Pages.Width
+	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
+	if size&(size-1) == 0 {
+		w.PageBits = bits.TrailingZeros(uint(size))
+	}
+	if !a.c.Lists.IsZero() {
+		w.Flags |= shaders.HasCounts
+		w.CountsAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
+	}
+	if a.values != shaders.InTable {
+		more = append(more, p.Table)
+	}
+	return mask, bias, more
+}
+
+// products describes float32 products of weights in 16 bits; "" in full precision.
+func (a *attention) products() string {
+	if t := a.c.WeightType(); t != backend.F32 {
+		return ", float32 products of weights in " + t.String()
+	}
+	return ""
+}
+
+// storage describes how operands are stored and pages are found.
+func (a *attention) storage() string {
+	text := cut.Storage(a.c)
+	switch {
+	case a.Pages.Listed() && a.HasTable():
+		text += ", listed keys looked up"
+	case a.Pages.Listed():
+		text += ", listed keys, which are collected before each step"
+	case a.HasTable():
+		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
+	case a.Pages != nil:
+		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.Pages.Size)
+	}
+	return text
+}
+
+// all returns the index space.
+func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1) }
+
+// shape returns what the choice of a variant depends on. Pages are not part of it: they
+// change only where rows are loaded from.
+func (a *attention) shape() tune.Shape {
+	d, c, l := a.d, a.c, &a.b.dev.Limits
+	tiling := tune.TilingOf(d.Dim, d.ValueDim)
+	return tune.Shape{
+		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
+		In: c.Q.DType(), KV: c.K.DType(),
+		Pairs:    a.kinds,
+		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType().Quantised() || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
+		Eights:   cut.AlignedRows(c.Q, 8) && cut.AlignedRows(c.K, 8) && cut.AlignedRows(c.V, 8),
+		Half:     c.O.DType() != backend.F32,
+		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.Pipelines.OwnExp2,
+		Limits: tune.Limits{
+			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
+		},
+	}
+}
+
+// tableBytes returns the size of the table of lists in device memory: that of listed keys, and then their numbers.
+func (a *attention) tableBytes() uint64 { return 4 * uint64(a.Pages.At(a.d.Batch)+a.d.Batch) }
 
 // scoreOptions are the options of a problem in the form that kernels need: slopes and sinks in the uniform, masks and
 // biases in bindings. The field both names their bindings:
