@@ -5,26 +5,14 @@ import (
 	"time"
 )
 
-// Plan is how a backend runs a call. The code that runs the call computes it.
+// Plan is how a backend runs a call, with the fields of kernels.Plan. The code that runs the call computes it.
 type Plan struct {
-	Backend string `json:"backend"` // the Info.Name of the device
-	Path    string `json:"path"`    // name of the code path: "fused gonum kernels", "fused WGSL"
-	Why     string `json:"why"`     // reason for this path and these chunks, in words
-	// Pairs is the number of (query, key) pairs of all batches and query heads that the
-	// visibility rule shows, including those that a Mask or Bias hides.
-	Pairs   int64 `json:"pairs"`
-	FLOPs   int64 `json:"flops"`   // 2·(D+Dv) operations for each visible pair
-	Bytes   int64 `json:"bytes"`   // the least to move: each element of every operand and output once
-	Scratch int64 `json:"scratch"` // bytes of device memory in addition to the operands
-	// Streamed is the number of bytes that the call moves between host and device memory
-	// in both directions: 0 when all operands are in device memory.
-	Streamed int64 `json:"streamed,omitempty"`
-	// Matrices is how many products of matrix units stand for one product of the operands; 0
-	// where other units multiply.
-	Matrices int     `json:"matrices,omitempty"`
-	Chunks   int     `json:"chunks"`           // pieces of the work: tasks of goroutines, or dispatches
-	Cut      string  `json:"cut"`              // the pieces in words: "2 heads x 32 query blocks of 64, key blocks of 256"
-	Limits   []Limit `json:"limits,omitempty"` // of the device, that shaped the cut
+	Backend, Path, Why           string
+	Pairs, FLOPs, Bytes, Scratch int64
+	Streamed                     int64
+	Matrices, Chunks             int
+	Cut                          string
+	Limits                       []Limit
 }
 
 // Limit is a named limit of a device or of a plan.
@@ -75,21 +63,13 @@ func bytesOf(operands []Operand) (n int64) {
 	return n
 }
 
-// Trace is a set of functions that calls with its context run at certain events, as in
-// net/http/httptrace. Any of them may be nil. They must be safe for concurrent use and
-// return soon, because the call waits for them.
+// Trace is a set of functions that calls with its context run at certain events, those of kernels.Trace.
+// Any of them may be nil.
 type Trace struct {
-	// Progress receives the operations that a call has done and its total, in the units
-	// of Plan.FLOPs, after each piece that the backend waits for. A call of one piece
-	// reports once, at its end.
 	Progress func(done, total float64)
-	// Kernel receives the time that the device computed each piece, by its own clock.
-	// Devices without timestamps never call it.
-	Kernel func(took time.Duration)
-	// Compile receives the compile time of a kernel that a call had to compile.
-	Compile func(kernel string, took time.Duration)
-	// Move receives the size and time of a transfer of operands between host and device.
-	Move func(bytes int64, took time.Duration)
+	Kernel   func(took time.Duration)
+	Compile  func(kernel string, took time.Duration)
+	Move     func(bytes int64, took time.Duration)
 }
 
 type traceKey struct{}

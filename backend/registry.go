@@ -20,18 +20,14 @@ const (
 	Other      DeviceType = "other"
 )
 
-// Info describes a device.
+// Info describes a device, with the fields of kernels.Info.
 type Info struct {
-	Name     string     `json:"name"`              // for Open: "cpu", "gpu:0"
-	Device   string     `json:"device"`            // name of the hardware
-	Type     DeviceType `json:"type"`              // a software GPU driver has type CPU
-	Provider string     `json:"provider"`          // library that is used to reach the device, with its version
-	Driver   string     `json:"driver,omitempty"`  // name and version of the driver, if there is one
-	Threads  int        `json:"threads,omitempty"` // that compute, for a CPU
-	Limits   []Limit    `json:"limits,omitempty"`  // that affect how work is cut
-	// Features are what kernels may use of a GPU: "f16", "subgroups of 4 to 32 lanes", and each
-	// shape of its matrix units, such as "16x16x16 f16->f32".
-	Features []string `json:"features,omitempty"`
+	Name, Device     string
+	Type             DeviceType
+	Provider, Driver string
+	Threads          int
+	Limits           []Limit
+	Features         []string
 }
 
 // Driver opens the Backends of one family, such as "cpu" or "gpu".

@@ -48,8 +48,8 @@ const (
 	warmUp   = 8
 )
 
-func (f *fake) Info() kernels.Info {
-	return kernels.Info{Name: f.name, Device: "pretended", Type: kernels.CPU, Provider: "fake v1", Threads: f.threads}
+func (f *fake) Info() backend.Info {
+	return backend.Info{Name: f.name, Device: "pretended", Type: kernels.CPU, Provider: "fake v1", Threads: f.threads}
 }
 
 // take lets the time of a call pass.
@@ -146,7 +146,7 @@ func (f *fake) attention(ctx context.Context, c *backend.Call) error {
 // kept keeps the allocations of a fake call on the heap.
 var kept *[64]byte
 
-func (f *fake) Plan(ctx context.Context, c *backend.Call) (kernels.Plan, error) {
+func (f *fake) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Path = f.name, "pretended"
 	return p, ctx.Err()
@@ -168,7 +168,7 @@ type roofed struct {
 func (m *roofed) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
 
 // Low precision takes three products of matrices for one.
-func (m *roofed) Plan(ctx context.Context, c *backend.Call) (kernels.Plan, error) {
+func (m *roofed) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
 	p, err := m.fake.Plan(ctx, c)
 	if c.LowPrecision {
 		p.Matrices = 3
@@ -198,7 +198,7 @@ type device struct {
 	compiled bool
 }
 
-func (m *device) Info() kernels.Info {
+func (m *device) Info() backend.Info {
 	info := m.roofed.Info()
 	info.Threads, info.Type = 0, kernels.Discrete
 	return info
@@ -275,7 +275,7 @@ func (f *differentiator) spoil(results []backend.Operand) error {
 	return nil
 }
 
-func (f *differentiator) PlanBackward(_ context.Context, g *backend.Gradients) (kernels.Plan, error) {
+func (f *differentiator) PlanBackward(_ context.Context, g *backend.Gradients) (backend.Plan, error) {
 	p := backend.NewGradientsPlan(g)
 	p.Backend, p.Path = f.name, "pretended"
 	return p, nil

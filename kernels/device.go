@@ -74,7 +74,7 @@ func (d *Device) attend(ctx context.Context, calls ...*backend.Call) error {
 // Info describes the device.
 func (d *Device) Info() Info {
 	if be := d.Backend(); be != nil {
-		return be.Info()
+		return Info(be.Info())
 	}
 	return Info{}
 }

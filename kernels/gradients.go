@@ -280,8 +280,9 @@ func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients,
 
 // PlanBackward returns how the device would run Backward for the gradients of want, which may be without memory. It
 // runs nothing. The gradients of q, k and v take five products where the forward pass takes two, 2.5 times its FLOPs.
-func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err error) {
+func (c *Call) PlanBackward(ctx context.Context, want Gradients) (_ Plan, err error) {
 	defer op.Annotate(&err, "plan")
+	var sum backend.Plan
 	err = c.rehearseBackward(ctx, want, func(diff backend.Differentiator, g *backend.Gradients) error {
 		p, err := diff.PlanBackward(ctx, g)
 		p.Bytes += sum.Bytes
@@ -289,7 +290,7 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (sum Plan, err 
 		sum = p
 		return err
 	})
-	return sum, err
+	return Plan(sum), err
 }
 
 // WarmupBackward is [Call.Warmup] for Backward with the gradients of want, which may be without memory.

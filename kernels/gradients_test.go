@@ -58,7 +58,7 @@ func (n *noting) Backward(_ context.Context, g *backend.Gradients) error {
 	return nil
 }
 
-func (n *noting) PlanBackward(_ context.Context, g *backend.Gradients) (Plan, error) {
+func (n *noting) PlanBackward(_ context.Context, g *backend.Gradients) (backend.Plan, error) {
 	return backend.NewGradientsPlan(g), nil
 }
 

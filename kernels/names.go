@@ -3,6 +3,7 @@ package kernels
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -158,14 +159,43 @@ const (
 // the visible pairs: go doc ./backend Visibility.Range.
 type Visibility = backend.Visibility
 
-// Plan is how a device runs a call: the code path and the reason for it, counts of operations
-// and bytes, and how the work is cut.
-type Plan = backend.Plan
+// Plan is how a device runs a call. The code that runs the call computes it.
+type Plan struct {
+	Backend string `json:"backend"` // the Info.Name of the device
+	Path    string `json:"path"`    // name of the code path: "fused gonum kernels", "fused WGSL"
+	Why     string `json:"why"`     // reason for this path and these chunks, in words
+	// Pairs is the number of (query, key) pairs of all batches and query heads that the
+	// visibility rule shows, including those that a Mask or Bias hides.
+	Pairs   int64 `json:"pairs"`
+	FLOPs   int64 `json:"flops"`   // 2·(D+Dv) operations for each visible pair
+	Bytes   int64 `json:"bytes"`   // the least to move: each element of every operand and output once
+	Scratch int64 `json:"scratch"` // bytes of device memory in addition to the operands
+	// Streamed is the number of bytes that the call moves between host and device memory
+	// in both directions: 0 when all operands are in device memory.
+	Streamed int64 `json:"streamed,omitempty"`
+	// Matrices is how many products of matrix units stand for one product of the operands; 0
+	// where other units multiply.
+	Matrices int     `json:"matrices,omitempty"`
+	Chunks   int     `json:"chunks"`           // pieces of the work: tasks of goroutines, or dispatches
+	Cut      string  `json:"cut"`              // the pieces in words: "2 heads x 32 query blocks of 64, key blocks of 256"
+	Limits   []Limit `json:"limits,omitempty"` // of the device, that shaped the cut
+}
 
 // Info describes a device.
-type Info = backend.Info
+type Info struct {
+	Name     string     `json:"name"`              // for Open: "cpu", "gpu:0"
+	Device   string     `json:"device"`            // name of the hardware
+	Type     DeviceType `json:"type"`              // a software GPU driver has type CPU
+	Provider string     `json:"provider"`          // library that is used to reach the device, with its version
+	Driver   string     `json:"driver,omitempty"`  // name and version of the driver, if there is one
+	Threads  int        `json:"threads,omitempty"` // that compute, for a CPU
+	Limits   []Limit    `json:"limits,omitempty"`  // that affect how work is cut
+	// Features are what kernels may use of a GPU: "f16", "subgroups of 4 to 32 lanes", and each
+	// shape of its matrix units, such as "16x16x16 f16->f32".
+	Features []string `json:"features,omitempty"`
+}
 
-// Limit is a named limit of a device or of a plan.
+// Limit is a named limit of a device or of a plan: a Name and a Value.
 type Limit = backend.Limit
 
 // DeviceType is the kind of a device.
@@ -180,21 +210,49 @@ const (
 	Other      = backend.Other
 )
 
-// Listing is the devices of one family, such as "cpu" or "gpu", or the error if there are none.
-type Listing = backend.Listing
+// Listing is the devices of one family, such as "cpu" or "gpu".
+type Listing struct {
+	Family string
+	Infos  []Info
+	Err    error // the reason if there are none
+}
 
 // Devices lists the devices of all imported families, in alphabetical order.
-func Devices() []Listing { return backend.Devices() }
+func Devices() (all []Listing) {
+	for _, l := range backend.Devices() {
+		own := Listing{Family: l.Family, Err: l.Err}
+		for _, info := range l.Infos {
+			own.Infos = append(own.Infos, Info(info))
+		}
+		all = append(all, own)
+	}
+	return all
+}
 
 // Auto returns the name that "auto" opens and the reason: a hardware GPU, else "cpu".
 func Auto() (name, why string) { return backend.Auto() }
 
 // Trace is a set of functions that calls with its context run at certain events, as in
-// net/http/httptrace: progress, compilations, transfers.
-type Trace = backend.Trace
+// net/http/httptrace. Any of them may be nil. They must be safe for concurrent use and
+// return soon, because the call waits for them.
+type Trace struct {
+	// Progress receives the operations that a call has done and its total, in the units
+	// of Plan.FLOPs, after each piece that the call waits for. A call of one piece
+	// reports once, at its end.
+	Progress func(done, total float64)
+	// Kernel receives the time that the device computed each piece, by its own clock.
+	// Devices without timestamps never call it.
+	Kernel func(took time.Duration)
+	// Compile receives the compile time of a kernel that a call had to compile.
+	Compile func(kernel string, took time.Duration)
+	// Move receives the size and time of a transfer of operands between host and device.
+	Move func(bytes int64, took time.Duration)
+}
 
 // WithTrace returns a context whose calls run the functions of t.
-func WithTrace(ctx context.Context, t *Trace) context.Context { return backend.WithTrace(ctx, t) }
+func WithTrace(ctx context.Context, t *Trace) context.Context {
+	return backend.WithTrace(ctx, (*backend.Trace)(t))
+}
 
 // Interrupted is the error of a call that ended early. A prepared call can be resumed; calls of
 // caches and layers run again from the start. Find it with [errors.As]. Unwrap returns the

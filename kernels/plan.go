@@ -14,11 +14,13 @@ import (
 func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
 	err = c.rehearse(ctx, func(be backend.Backend, out Result) (err error) {
+		var p backend.Plan
 		if len(c.calls) == 1 {
-			sum, err = be.Plan(ctx, c.calls[0])
+			p, err = be.Plan(ctx, c.calls[0])
 		} else {
-			sum, err = c.planTogether(ctx, be, out)
+			p, err = c.planTogether(ctx, be, out)
 		}
+		sum = Plan(p)
 		if w := out.Weights; err == nil && c.opt.Weights && len(c.calls) > 0 {
 			sum.Path += ", QK and Softmax for weights"
 			sum.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", w.Shape())
@@ -47,7 +49,7 @@ func (c *Call) rehearse(ctx context.Context, f func(be backend.Backend, out Resu
 }
 
 // planTogether returns the plan of a call that several backend calls compute, or none.
-func (c *Call) planTogether(ctx context.Context, be backend.Backend, out Result) (Plan, error) {
+func (c *Call) planTogether(ctx context.Context, be backend.Backend, out Result) (backend.Plan, error) {
 	sum := backend.NewPlan(c.all(out)) // Bytes are those of the whole operands
 	sum.Pairs, sum.FLOPs = 0, 0
 	parts := c.opt.KeyIndices != nil || c.opt.Pages != nil && c.packed
@@ -80,7 +82,7 @@ func (c *Call) planTogether(ctx context.Context, be backend.Backend, out Result)
 }
 
 // addPlan adds the counts of p to sum, except for Bytes.
-func addPlan(sum *Plan, p Plan) {
+func addPlan(sum *backend.Plan, p backend.Plan) {
 	sum.Pairs, sum.FLOPs = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs
 	sum.Scratch = max(sum.Scratch, p.Scratch) // calls share it
 	sum.Streamed, sum.Chunks = sum.Streamed+p.Streamed, sum.Chunks+p.Chunks

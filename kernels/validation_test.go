@@ -29,7 +29,7 @@ func (b noBackend) Alloc(context.Context, DType, Shape) (Tensor, error) {
 }
 func refusing(t *testing.T) *Device { return NewDevice(noBackend{t: t}) }
 
-func (b noBackend) Info() Info { return Info{Name: "none"} }
+func (b noBackend) Info() backend.Info { return backend.Info{Name: "none"} }
 
 func TestAttentionRefuses(t *testing.T) {
 	f32, f16 := F32, F16

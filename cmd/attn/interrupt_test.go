@@ -18,7 +18,7 @@ import (
 // started is the CPU backend. It closes file descriptor 3 when a call begins.
 type started struct{ backend.Backend }
 
-func (started) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
+func (started) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
 
 func (started) Open(string) (backend.Backend, error) {
 	be, err := backend.Open("cpu")

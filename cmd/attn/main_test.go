@@ -8,7 +8,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/devices"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/kernels"
 )
 
 var attn, mustRun, mustFail = clitest.Named(program)
@@ -37,8 +36,8 @@ type hostile struct{ started }
 const hostileText = "evil\x1b[2J\u202e\xff\ngpu: fast"
 
 // Devices implements backend.Driver.
-func (hostile) Devices() ([]kernels.Info, error) {
-	return []kernels.Info{{Name: "hostile", Device: hostileText, Driver: hostileText}}, nil
+func (hostile) Devices() ([]backend.Info, error) {
+	return []backend.Info{{Name: "hostile", Device: hostileText, Driver: hostileText}}, nil
 }
 
 // TestDevicesPlain lists a device with hostile texts.

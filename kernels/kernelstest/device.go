@@ -103,10 +103,10 @@ func runInto(ctx context.Context, dev *kernels.Device, out kernels.Result, q, k,
 }
 
 // plan prepares a call and plans it.
-func plan(ctx context.Context, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) (backend.Plan, error) {
+func plan(ctx context.Context, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) (kernels.Plan, error) {
 	c, err := dev.Prepare(q, k, v, opt)
 	if err != nil {
-		return backend.Plan{}, err
+		return kernels.Plan{}, err
 	}
 	return c.Plan(ctx)
 }

@@ -221,7 +221,7 @@ func testPlan(t *testing.T, dev *kernels.Device) {
 }
 
 // lacksInPlan returns what a plan of the backend of that name lacks, or "".
-func lacksInPlan(p backend.Plan, name string) string {
+func lacksInPlan(p kernels.Plan, name string) string {
 	switch {
 	case p.Backend != name:
 		return fmt.Sprintf("Backend is %q, Info().Name is %q", p.Backend, name)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // idle is a backend that writes no output.
@@ -147,14 +148,14 @@ func TestUnsupportedShrinks(t *testing.T) {
 
 // TestLacksInPlan: the suite names the field that is wrong.
 func TestLacksInPlan(t *testing.T) {
-	good := backend.Plan{Backend: "mine", Path: "p", Why: "w", Cut: "c", Bytes: 1}
-	for want, spoil := range map[string]func(p *backend.Plan){
-		"": func(*backend.Plan) {},
-		`Backend is "cpu", Info().Name is "mine"`: func(p *backend.Plan) { p.Backend = "cpu" },
-		"Path is empty": func(p *backend.Plan) { p.Path = "" },
-		"Why is empty":  func(p *backend.Plan) { p.Why = "" },
-		"Cut is empty":  func(p *backend.Plan) { p.Cut = "" },
-		"Bytes is 0":    func(p *backend.Plan) { p.Bytes = 0 },
+	good := kernels.Plan{Backend: "mine", Path: "p", Why: "w", Cut: "c", Bytes: 1}
+	for want, spoil := range map[string]func(p *kernels.Plan){
+		"": func(*kernels.Plan) {},
+		`Backend is "cpu", Info().Name is "mine"`: func(p *kernels.Plan) { p.Backend = "cpu" },
+		"Path is empty": func(p *kernels.Plan) { p.Path = "" },
+		"Why is empty":  func(p *kernels.Plan) { p.Why = "" },
+		"Cut is empty":  func(p *kernels.Plan) { p.Cut = "" },
+		"Bytes is 0":    func(p *kernels.Plan) { p.Bytes = 0 },
 	} {
 		p := good
 		spoil(&p)

@@ -28,7 +28,7 @@ func init() { backend.Register("faulty", faultyDriver{}) }
 
 type faultyDriver struct{}
 
-func (faultyDriver) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
+func (faultyDriver) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
 
 func (faultyDriver) Open(string) (backend.Backend, error) {
 	return &faulty{Backend: cpu.New(cpu.Options{})}, nil

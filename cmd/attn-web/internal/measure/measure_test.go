@@ -22,8 +22,8 @@ type device struct {
 	stop context.CancelFunc // called in the first call
 }
 
-func (d device) Info() kernels.Info {
-	return kernels.Info{Name: "fake", Device: "a test", Type: backend.CPU}
+func (d device) Info() backend.Info {
+	return backend.Info{Name: "fake", Device: "a test", Type: backend.CPU}
 }
 
 func (d device) Attention(ctx context.Context, calls ...*backend.Call) error {
@@ -41,11 +41,11 @@ func (d device) Attention(ctx context.Context, calls ...*backend.Call) error {
 // fake is a driver of a device, or of none.
 type fake struct{ be backend.Backend }
 
-func (f fake) Devices() ([]kernels.Info, error) {
+func (f fake) Devices() ([]backend.Info, error) {
 	if f.be == nil {
 		return nil, kernels.ErrNoDevice
 	}
-	return []kernels.Info{f.be.Info()}, nil
+	return []backend.Info{f.be.Info()}, nil
 }
 
 func (f fake) Open(string) (backend.Backend, error) {

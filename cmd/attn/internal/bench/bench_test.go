@@ -202,7 +202,7 @@ type interrupting struct {
 	calls  int
 }
 
-func (b *interrupting) Info() kernels.Info {
+func (b *interrupting) Info() backend.Info {
 	info := b.Backend.Info()
 	info.Name = "interrupting"
 	return info
@@ -223,7 +223,7 @@ func (wrong) Attention(context.Context, ...*backend.Call) error { return nil }
 // one is a driver of a single backend.
 type one struct{ be backend.Backend }
 
-func (d one) Devices() ([]kernels.Info, error)     { return nil, nil } // not among the defaults
+func (d one) Devices() ([]backend.Info, error)     { return nil, nil } // not among the defaults
 func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
 
 func openCPU(t *testing.T) backend.Backend {

@@ -75,7 +75,7 @@ func TestPooled(t *testing.T) {
 type allocDriver struct{ largest *int64 }
 
 // Devices implements backend.Driver.
-func (allocDriver) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
+func (allocDriver) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
 
 // Open implements backend.Driver.
 func (d allocDriver) Open(string) (backend.Backend, error) {

@@ -24,7 +24,7 @@ type hooks struct {
 }
 
 // Devices implements backend.Driver.
-func (hooks) Devices() ([]kernels.Info, error) { return nil, kernels.ErrNoDevice }
+func (hooks) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
 
 // Open implements backend.Driver.
 func (d hooks) Open(string) (backend.Backend, error) {
