@@ -124,13 +124,8 @@ type Rotator interface {
 	Rotate(ctx context.Context, y, x, cos, sin Tensor, how Rotation) error
 }
 
-// Rotation is how a [Rotator] rotates.
-type Rotation struct {
-	// Interleaved means that pair i of a row is (2i, 2i+1), not (i, i + R/2).
-	Interleaved bool
-	// Inverse rotates back: by -sin in place of sin. A rotation's gradient is rotated so.
-	Inverse bool
-}
+// Rotation is how a [Rotator] rotates, as kernels.Rotation.
+type Rotation struct{ Interleaved, Inverse bool }
 
 // Normaliser is implemented by backends that compute root-mean-square norms of rows, by the formulas of
 // kernels.Device.Normalise and NormaliseBackward.
@@ -147,12 +142,9 @@ type Normaliser interface {
 	NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor, n Norm) error
 }
 
-// Norm is how a [Normaliser] normalises.
+// Norm is how a [Normaliser] normalises, as kernels.Norm. Backends get an Epsilon from 2^-100 to 1.
 type Norm struct {
-	// Epsilon is ε, which is added to the mean of squares. In calls of package kernels 0 means 1e-6;
-	// backends get a number from 2^-100 to 1.
 	Epsilon float64
-	// PlusOne means that the factor of element i is 1 + w_i, as in Gemma 3 and Qwen3-Next, not w_i.
 	PlusOne bool
 }
 

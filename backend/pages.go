@@ -2,20 +2,11 @@ package backend
 
 import "fmt"
 
-// Pages locates the keys and values of each batch when K and V are pools of pages, which
-// sequences use one by one and may share (Kwon et al. 2023, PagedAttention):
-//
-//	K [P, Hkv, Size, D]    V [P, Hkv, Size, Dv]
-//
-// Key j of batch b is row j%Size of page Table[b][j/Size]. The result has the bits of a call
-// with the same keys and values in one tensor.
+// Pages locates the keys and values of each batch when K and V are pools of pages, as kernels.Pages:
+// key j of batch b is row j%Size of page Table[b][j/Size], and Keys is Sk.
 type Pages struct {
-	// Table lists the pages of each batch, at least as many as its keys need: KLen[b]
-	// keys, or Keys when KLen is nil. Further pages are ignored.
 	Table [][]int32
-	// Keys is Sk: at least the number of keys of the longest batch, and at most those of
-	// the whole pool, or of the longest row of Table.
-	Keys int
+	Keys  int
 }
 
 // CheckPages validates c.Pages; c without pages is valid. KLen must have a length for each

@@ -22,7 +22,7 @@ func gradientCases() []kernelstest.Case {
 		Name: "every option", Dims: d, Seed: 1, BiasHides: true, MaskShape: backend.Shape{2, 1, 37, 75}, BiasShape: backend.Shape{1, 4, 37, 75},
 		RelativeShape: backend.Shape{2, 1, 1, 37 + 75 - 1}, BlockSize: 7, BlockShape: backend.Shape{1, 4, 6, 11},
 		Options: kernels.Options{Window: &kernels.Window{Left: 50, Right: 12}, Offset: []int{9}, KLen: []int{75, 37}, Softcap: 2,
-			Dropout: backend.Dropout{P: 0.3, Seed: 1<<40 + 5, First: [4]int{1, 2, 3, 70}},
+			Dropout: kernels.Dropout{P: 0.3, Seed: 1<<40 + 5, First: [4]int{1, 2, 3, 70}},
 			ALiBi:   []float32{0.1, 0.05, 0.033, 0.025}, Sinks: []float32{1.5, -2, 4, float32(math.Inf(-1))}},
 	}
 	added := everything

@@ -196,7 +196,7 @@ func TestWarmup(t *testing.T) {
 		}
 		compiled = append(compiled, kernel)
 	}})
-	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}, {Dropout: backend.Dropout{P: 0.5}}} {
+	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}, {Dropout: kernels.Dropout{P: 0.5}}} {
 		meta := func(s int) backend.Tensor { return metaOf(t, backend.F32, backend.Shape{1, 2, s, 24}) }
 		compiled = nil
 		before := dev.Live()

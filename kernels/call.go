@@ -123,12 +123,15 @@ func (c *Call) addAll() error {
 			return err
 		}
 	}
-	return c.add(&p, c.opt.Pages, 0, 0, 0)
+	return c.add(&p, c.pages(), 0, 0, 0)
 }
+
+// pages returns the pages of the call, or nil.
+func (c *Call) pages() *backend.Pages { return (*backend.Pages)(c.opt.Pages) }
 
 // all returns the call with all its operands and outputs, before it is cut.
 func (c *Call) all(out Result) *backend.Call {
-	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}
+	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.pages()}
 	if c.opt.onDevice() {
 		x.Lists = c.opt.KeyIndices.Tensor
 	}
@@ -137,7 +140,7 @@ func (c *Call) all(out Result) *backend.Call {
 
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
 // the packed sequence, or 0. all are the pages of p, or nil.
-func (c *Call) add(p *region.Problem, all *Pages, sequence, row, key int) error {
+func (c *Call) add(p *region.Problem, all *backend.Pages, sequence, row, key int) error {
 	return p.Each(func(x region.Region, own backend.Problem, listed [][]int32) (err error) {
 		pages := all
 		if all != nil {
@@ -243,7 +246,7 @@ func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
 	}
 	clear(c.subs) // which would keep other memory reachable
 	*c = Call{dev: c.dev, opt: opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, subs: c.subs[:0], calls: c.calls[:0]}
-	c.dims, err = operandDims(q, k, v, opt.Pages)
+	c.dims, err = operandDims(q, k, v, c.pages())
 	if err == nil && (opt.Weights || c.packed || opt.KeyIndices != nil) { // other calls take all options
 		err = c.checkPath(opt.Weights)
 	}
@@ -420,7 +423,7 @@ func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.
-func operandDims(q, k, v Tensor, pages *Pages) (Dims, error) {
+func operandDims(q, k, v Tensor, pages *backend.Pages) (Dims, error) {
 	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...)); err != nil {
 		return Dims{}, err
 	}

@@ -163,7 +163,7 @@ func checkCumulative(name string, cu []int, total int, of string) error {
 // addSequence appends the subcalls of sequence n, which has rows.
 func (c *Call) addSequence(n int) error {
 	opt, heads := c.opt, c.dims.Heads
-	row, key, keys, pages := opt.CuQ[n], 0, c.dims.SeqK, opt.Pages
+	row, key, keys, pages := opt.CuQ[n], 0, c.dims.SeqK, c.pages()
 	switch {
 	case pages == nil:
 		key, keys = opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]
@@ -204,7 +204,7 @@ func (c *Call) addSequence(n int) error {
 		return err
 	}
 	if pages != nil {
-		pages = &Pages{Table: pages.Table[n : n+1], Keys: keys}
+		pages = &backend.Pages{Table: pages.Table[n : n+1], Keys: keys}
 		if err := (&backend.Call{Q: c.q, K: c.k, V: c.v, Problem: p.Problem, Pages: pages}).CheckPages(); err != nil {
 			return err
 		}
@@ -242,7 +242,7 @@ func (o *Options) Parts(d Dims) (parts []Part, err error) {
 		parts = append(parts, Part{
 			Lo:      [3]int{x.Lo[Batch], x.Lo[Seq], x.Lo[region.Key]},
 			Hi:      [3]int{x.Hi[Batch], x.Hi[Seq], x.Hi[region.Key]},
-			Visible: own.Visible,
+			Visible: Visibility(own.Visible),
 		})
 		return nil
 	})

@@ -114,20 +114,39 @@ func CheckMemory(bytes int64) error { return backend.CheckMemory(bytes) }
 // [Call.Warmup]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return backend.Meta(dtype, shape) }
 
-// Dropout drops softmax weights at random, the same ones on every backend (Srivastava et al. 2014). Keeps
-// reports whether a weight stays, and Factor returns its multiplier 1/(1-P): go doc ./backend Dropout.Keeps.
-type Dropout = backend.Dropout
+// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0
+// otherwise (Srivastava et al. 2014). The choice depends only on the seed and the position, so
+// that every device and every division of a call drops the same weights.
+type Dropout struct {
+	// P is the probability that a weight is dropped, 0 <= P < 1.
+	P    float32
+	Seed uint64
+	// First is added to the batch, query head, row and key of a weight, in a call that computes
+	// a part of another call. Each fits 31 bits.
+	First [4]int
+}
 
-// Pages lists the pages of each batch in a pool of keys and a pool of values. Pages need not be
-// adjacent, and batches may share them.
-type Pages = backend.Pages
+// Factor returns 1/(1-P), the factor of the weights that are kept.
+func (d Dropout) Factor() float32 { return backend.Dropout(d).Factor() }
 
-// Rotation selects the pairs of elements that [Device.Rotate] rotates, and the direction:
-// Interleaved pairs (2i, 2i+1) or else (i, i+R/2), rotated back by Inverse.
-type Rotation = backend.Rotation
+// Keeps reports whether the weight of row i and key j of head h of batch b is kept.
+func (d Dropout) Keeps(b, h, i, j int) bool { return backend.Dropout(d).Keeps(b, h, i, j) }
 
-// Norm is the ε of [Device.Normalise], 0 for 1e-6, and whether the factor of an element is 1 + w rather than w.
-type Norm = backend.Norm
+// Pages lists the pages of each batch in a pool of keys and a pool of values (Kwon et al. 2023,
+// PagedAttention). Pages need not be adjacent, and batches may share them:
+//
+//	K [P, Hkv, Size, D]    V [P, Hkv, Size, Dv]
+//
+// Key j of batch b is row j%Size of page Table[b][j/Size]. The result has the bits of a call
+// with the same keys and values in one tensor.
+type Pages struct {
+	// Table lists the pages of each batch, at least as many as its keys need: KLen[b]
+	// keys, or Keys when KLen is nil. Further pages are ignored.
+	Table [][]int32
+	// Keys is Sk: at least the number of keys of the longest batch, and at most those of
+	// the whole pool, or of the longest row of Table.
+	Keys int
+}
 
 // Activation is the function of [Device.Gate].
 type Activation = backend.Activation
@@ -155,9 +174,33 @@ const (
 	Biased = backend.Biased // with all biases, and -Inf for hidden keys: the input of the softmax, before Sinks and Dropout
 )
 
-// Visibility is the rule by which a query row sees keys. Range returns the keys of a row, and Pairs counts
-// the visible pairs: go doc ./backend Visibility.Range.
-type Visibility = backend.Visibility
+// Visibility is the rule by which a query row sees keys. Row i of batch b sees key j when
+//
+//	-Left <= j - (i + Offset + Offsets[b]) <= Right   and   j < KLen[b]
+type Visibility struct {
+	// Offset is the position of query row 0 among the keys; it may be negative.
+	Offset int
+	// Offsets [B] are added to Offset, one for each batch; nil means zeros.
+	Offsets []int
+	// Left and Right are the numbers of keys that a row sees before and after its own
+	// position; at least 0, Unbounded for no limit.
+	Left, Right int
+	// KLen [B] is the number of keys of each batch, 0 to Sk; nil means Sk.
+	KLen []int
+}
+
+// OffsetOf returns the position of query row 0 of batch b among the keys.
+func (v Visibility) OffsetOf(b int) int { return backend.Visibility(v).OffsetOf(b) }
+
+// Range returns the keys [lo, hi) of seqK keys that row i of batch b sees; lo == hi when it sees none.
+func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
+	return (*backend.Visibility)(&v).Range(b, i, seqK)
+}
+
+// Pairs returns the number of visible (query, key) pairs of one head, summed over the batches.
+func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {
+	return backend.Visibility(v).Pairs(batch, seqQ, seqK)
+}
 
 // Plan is how a device runs a call. The code that runs the call computes it.
 type Plan struct {

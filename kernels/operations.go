@@ -99,6 +99,14 @@ func (a Angles) Release() {
 	a.Sin.Release()
 }
 
+// Rotation is how [Device.Rotate] rotates.
+type Rotation struct {
+	// Interleaved means that pair i of a row is (2i, 2i+1), not (i, i + R/2).
+	Interleaved bool
+	// Inverse rotates back: by -sin in place of sin. A rotation's gradient is rotated so.
+	Inverse bool
+}
+
 // Rotate rotates pairs of elements of each row of x by a, see [Angles], and copies the
 // other elements:
 //
@@ -134,7 +142,7 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 	if err != nil {
 		return fmt.Errorf("sin: %w", err)
 	}
-	return d.compute(ctx, func() error { return r.Rotate(ctx, y, x, cos, sin, a.Rotation) }, y)
+	return d.compute(ctx, func() error { return r.Rotate(ctx, y, x, cos, sin, backend.Rotation(a.Rotation)) }, y)
 }
 
 // Merge combines results over two disjoint sets of keys into the result over their union,
@@ -173,6 +181,14 @@ func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	return d.compute(ctx, func() error { return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE) }, r.O)
 }
 
+// Norm is how [Device.Normalise] normalises.
+type Norm struct {
+	// Epsilon is ε, which is added to the mean of squares, from 2^-100 to 1. 0 means 1e-6.
+	Epsilon float64
+	// PlusOne means that the factor of element i is 1 + w_i, as in Gemma 3 and Qwen3-Next, not w_i.
+	PlusOne bool
+}
+
 // Normalise computes the root-mean-square norm of each row of x (Zhang and Sennrich 2019), as models do with
 // queries and keys:
 //
@@ -198,7 +214,7 @@ func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err err
 	if w, err = normWeights(w, x.Shape(), &n); err != nil {
 		return err
 	}
-	return d.compute(ctx, func() error { return b.Normalise(ctx, y, x, w, n) }, y)
+	return d.compute(ctx, func() error { return b.Normalise(ctx, y, x, w, backend.Norm(n)) }, y)
 }
 
 // NormaliseBackward computes the gradients of [Device.Normalise] with respect to x and w from dy, that with respect to y:
@@ -223,7 +239,7 @@ func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor,
 	if w, err = normWeights(w, x.Shape(), &n); err != nil {
 		return err
 	}
-	return d.compute(ctx, func() error { return b.NormaliseBackward(ctx, dx, dw, dy, x, w, n) }, dx)
+	return d.compute(ctx, func() error { return b.NormaliseBackward(ctx, dx, dw, dy, x, w, backend.Norm(n)) }, dx)
 }
 
 // normWeights returns w, broadcast to the shape of x, and sets the default of n.

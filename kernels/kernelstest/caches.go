@@ -306,7 +306,7 @@ func (o *onDevice) paged(tb testing.TB) {
 	rng := rand.New(rand.NewPCG(o.Seed, 0x70616765))
 	const spare = 2
 	order := rng.Perm(o.Batch*each + spare)
-	p := &backend.Pages{Keys: o.SeqK}
+	p := &kernels.Pages{Keys: o.SeqK}
 	for b := range o.Batch {
 		n, row := o.SeqK, []int32{}
 		if o.Options.KLen != nil {

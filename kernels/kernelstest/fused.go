@@ -224,7 +224,7 @@ func drawCase(t *rapid.T) Case {
 			o.ScoreMod = mods[n("score mod", 0, len(mods)-1)]
 		}
 		if yes("dropout?") {
-			o.Dropout = backend.Dropout{P: 0.4, Seed: c.Seed, First: [4]int{0, 0, n("first row", 0, 5), n("first key", 0, 5)}}
+			o.Dropout = kernels.Dropout{P: 0.4, Seed: c.Seed, First: [4]int{0, 0, n("first row", 0, 5), n("first key", 0, 5)}}
 		}
 	}
 	if seldom("prefix?") {

@@ -356,7 +356,7 @@ func testGradientsInBatch(t *testing.T, dev *kernels.Device) {
 // have the bits of one call, and the other gradients of the spans add up to those of one call.
 func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "ranges", Dims: dims(2, 2, 1, 70, 300, 16, 12), Seed: 4, Options: kernels.Options{Causal: true, Offset: []int{230},
-		ALiBi: slopes(2), Dropout: backend.Dropout{P: 0.2, Seed: 7}}}
+		ALiBi: slopes(2), Dropout: kernels.Dropout{P: 0.2, Seed: 7}}}
 	var sums [7][]oracle.Sum // of all cuts
 	for _, cuts := range [][]int{{0, 150, 300}, {0, 1, 300}, {0, 128, 299, 300}} {
 		on := c.build().on(t, dev)

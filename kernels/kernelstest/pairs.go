@@ -103,8 +103,8 @@ func options() []option {
 				c.Options.Sinks = append(c.Options.Sinks, []float32{1.5, -2, 40, float32(math.Inf(-1))}[h%4])
 			}
 		}}},
-		{"dropout", []func(*Case){leave, func(c *Case) { c.Options.Dropout = backend.Dropout{P: 0.3, Seed: 1<<40 + 5} },
-			func(c *Case) { c.Options.Dropout = backend.Dropout{P: 0.9, Seed: 3, First: [4]int{1, 2, 3, 70}} }}},
+		{"dropout", []func(*Case){leave, func(c *Case) { c.Options.Dropout = kernels.Dropout{P: 0.3, Seed: 1<<40 + 5} },
+			func(c *Case) { c.Options.Dropout = kernels.Dropout{P: 0.9, Seed: 3, First: [4]int{1, 2, 3, 70}} }}},
 		{"poison", []func(*Case){leave, func(c *Case) {
 			c.PoisonK = map[int]float32{c.SeqK - 1: float32(math.NaN())}
 			c.PoisonV = map[int]float32{c.SeqK / 2: float32(math.NaN()), 3: float32(math.Inf(1))}

@@ -44,7 +44,7 @@ func testPacked(t *testing.T, dev *kernels.Device) {
 			{"alibi of heads", kernels.Options{ALiBi: slopes(heads)}},
 			{"alibi of sequences and heads, causal", kernels.Options{Causal: true, ALiBi: slopes(n * heads)}},
 			{"sinks", kernels.Options{Sinks: []float32{1, -3, 20, float32(math.Inf(-1))}}},
-			{"dropout", kernels.Options{Dropout: backend.Dropout{P: 0.4, Seed: 9, First: [4]int{2, 0, 0, 0}}}},
+			{"dropout", kernels.Options{Dropout: kernels.Dropout{P: 0.4, Seed: 9, First: [4]int{2, 0, 0, 0}}}},
 		} {
 			if dtype != backend.F32 && c.opt.Prefix == nil {
 				continue

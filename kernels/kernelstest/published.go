@@ -310,7 +310,7 @@ func torchCases() (cases []Case) {
 		}
 		if has(more) {
 			o.ALiBi, o.Sinks = slopes(x.Heads), []float32{0.5, -1, 2, 0}[:x.Heads]
-			o.Dropout = backend.Dropout{P: 0.25, Seed: 9}
+			o.Dropout = kernels.Dropout{P: 0.25, Seed: 9}
 			x.RelativeShape = backend.Shape{1, x.Heads, 1, x.SeqQ + x.SeqK - 1}
 		}
 		cases = append(cases, x)

@@ -97,7 +97,7 @@ func (c normGate) test(t *testing.T, dev *kernels.Device, seed uint64) {
 		}
 		return r
 	}
-	norm := c.norm
+	norm := backend.Norm(c.norm)
 	if norm.Epsilon == 0 {
 		norm.Epsilon = 1e-6
 	}

@@ -156,7 +156,7 @@ func (c *Case) drawOptions(t drawing) {
 		}
 	}
 	if t.every(4, "dropout?") {
-		o.Dropout = backend.Dropout{P: 0.4, Seed: c.Seed, First: [4]int{0, 0, t.n("first row", 0, 5), t.n("first key", 0, 5)}}
+		o.Dropout = kernels.Dropout{P: 0.4, Seed: c.Seed, First: [4]int{0, 0, t.n("first row", 0, 5), t.n("first key", 0, 5)}}
 	}
 	if t.every(4, "prefix?") {
 		for i := range one(t, "prefixes", 1, n) {

@@ -26,7 +26,7 @@ func spanCases() (cases []Case) {
 			Spans: [][][2]int{{{10, 30}}}, QSegments: ids(37, 12, 1, 37, 2), KSegments: ids(41, 20, 1, 41, 2)}},
 		{Name: "spans, alibi, sinks, short mask", Dims: plain, MaskShape: backend.Shape{2, 1, 37, 29}, Options: kernels.Options{Causal: true, ALiBi: slopes(6), Sinks: []float32{1, 2, 3, 0, 0, 0},
 			Spans: [][][2]int{{{20, 35}}}}},
-		{Name: "spans, dropout, bias by distance", Dims: plain, RelativeShape: backend.Shape{1, 6, 1, 77}, Options: kernels.Options{Causal: true, Dropout: backend.Dropout{P: 0.3, Seed: 5}, Spans: [][][2]int{{{6, 25}}}}},
+		{Name: "spans, dropout, bias by distance", Dims: plain, RelativeShape: backend.Shape{1, 6, 1, 77}, Options: kernels.Options{Causal: true, Dropout: kernels.Dropout{P: 0.3, Seed: 5}, Spans: [][][2]int{{{6, 25}}}}},
 	} {
 		c.Seed = uint64(n + 1)
 		cases = append(cases, c)

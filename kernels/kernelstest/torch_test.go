@@ -207,7 +207,7 @@ func TestTorch(t *testing.T) {
 	check(t, draws(500, 500), func(rt *rapid.T) {
 		var here compared
 		c := drawCase(rt)
-		c.Options.Softcap, c.Options.ScoreMod, c.Options.Dropout = 0, nil, backend.Dropout{}
+		c.Options.Softcap, c.Options.ScoreMod, c.Options.Dropout = 0, nil, kernels.Dropout{}
 		if rapid.IntRange(0, 7).Draw(rt, "is_causal") == 0 {
 			c.Options, c.MaskShape, c.BiasShape, c.RelativeShape, c.BlockSize = kernels.Options{Causal: true}, backend.Shape{}, backend.Shape{}, backend.Shape{}, 0
 		}

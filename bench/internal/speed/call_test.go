@@ -119,7 +119,7 @@ func (r row) call(b *testing.B, be *cpu.Backend) *backend.Call {
 		c.V, c.O = must(c.K.Slice(kernels.Dim, 0, r.latent)), must(c.O.Slice(kernels.Dim, 0, r.latent))
 	}
 	if r.pages > 0 {
-		c.Pages = &kernels.Pages{Table: [][]int32{nil}, Keys: sk}
+		c.Pages = &backend.Pages{Table: [][]int32{nil}, Keys: sk}
 		order := rand.New(rand.NewPCG(7, 7)).Perm((sk + r.pages - 1) / r.pages)
 		for _, p := range order {
 			c.Pages.Table[0] = append(c.Pages.Table[0], int32(p))

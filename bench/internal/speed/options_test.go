@@ -34,14 +34,14 @@ var options = []namedOption{
 	{"relative+bias", true, func(c *backend.Call) { relative(c); bias(1, kernels.F32)(c) }},
 	{"sinks", false, func(c *backend.Call) { c.Sinks = make([]float32, c.Dims().Heads) }},
 	{"blocks64", false, blocks(64, 75)},
-	{"dropout", true, func(c *backend.Call) { c.Dropout = kernels.Dropout{P: 0.1, Seed: 1} }},
-	{"dropout/row1", false, func(c *backend.Call) { c.Dropout = kernels.Dropout{P: 0.1, Seed: 1, First: [4]int{0, 0, 1}} }},
+	{"dropout", true, func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1} }},
+	{"dropout/row1", false, func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1, First: [4]int{0, 0, 1}} }},
 }
 
 func causal(c *backend.Call) { c.Visible.Right = 0 }
 
 func window(keys int) option {
-	return func(c *backend.Call) { c.Visible = kernels.Visibility{Left: keys - 1} }
+	return func(c *backend.Call) { c.Visible = backend.Visibility{Left: keys - 1} }
 }
 
 func softcap(c *backend.Call) { c.Softcap = 20 }
