@@ -10,6 +10,46 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
+// LinearAttention is one call of linear attention, whose state of fixed size takes the place of a cache of keys and
+// values (Katharopoulos et al. 2020; Yang et al. 2024, Gated Delta Networks). The names are those of the operator
+// LinearAttention of ONNX. For each sequence and state head, with row vectors q, k and v of token t:
+//
+//	S = diag(exp g)·S          Decay
+//	d = β·(v - Sᵀk)            Beta; without it d = v
+//	S = S + kᵀd
+//	o = scale·q·S              the output sees the new state
+//
+//	O             [B, Ho, T, V] F32, F16 or BF16    Ho = max(Hq, Hv)
+//	Q             [B, Hq, T, K]                     Hq is a multiple or a divisor of Hv
+//	K             [B, Hk, T, K]                     Hk divides Hv
+//	V             [B, Hv, T, V]
+//	Decay         [B, Hv, T, 1 or K]                g, the natural logarithm of the decay of a head or a channel
+//	Beta          [B, Hv or 1, T, 1]                β
+//	PastState     [N, Hv, K, V] F32                 S before the first token of each of N sequences
+//	PresentState  [N, Hv, K, V] F32                 S after the last token
+//
+// Inputs are F32, F16 or BF16, each independently, and strides are arbitrary. Output head h reads query head
+// ⌊h·Hq/Ho⌋ and state head ⌊h·Hv/Ho⌋, which reads key head ⌊h·Hk/Hv⌋. The arithmetic is in float32 at least. A g of -Inf
+// clears the state, as does one below -128. Tokens depend on no later ones, sequences on no other ones.
+//
+// With Beta each key should have length 1 and β lie in [0, 2]. Otherwise the state may grow without bound, and rounding
+// errors with it. Nothing is normalised here, see [Device.Normalise].
+type LinearAttention struct {
+	O, Q, K, V Tensor
+	// Decay and Beta select the update rule. The zero Tensor means none.
+	Decay, Beta Tensor
+	// PastState and PresentState may be the same view, and must not overlap otherwise. The zero Tensor means states of
+	// zeros, and that the final states are not requested.
+	PastState, PresentState Tensor
+	// Scale multiplies the outputs. 0 means K^-0.5.
+	Scale float32
+	// CuQ [N+1], unless nil, packs N sequences one after the other, as in attention: B is 1, and sequence n has the
+	// tokens CuQ[n] to CuQ[n+1]. Without it N is B.
+	CuQ []int
+	// ChunkSize is a hint: how many tokens to compute together. 0 leaves the choice to the device.
+	ChunkSize int
+}
+
 // LinearAttention computes linear attention, gated or not, with the delta rule or not, whose state of fixed size takes
 // the place of a cache. [LinearAttention] has the formula, the shapes and the options. A call with one token for each
 // sequence is a step of decoding, usually with PastState as PresentState. Longer calls compute chunks of tokens
@@ -26,7 +66,7 @@ func (d *Device) LinearAttention(ctx context.Context, c LinearAttention) (err er
 	if err := checkLinear(&c); err != nil {
 		return err
 	}
-	return d.compute(ctx, func() error { return b.LinearAttention(ctx, &c) }, c.O, c.PresentState)
+	return d.compute(ctx, func() error { return b.LinearAttention(ctx, (*backend.LinearAttention)(&c)) }, c.O, c.PresentState)
 }
 
 // checkLinear checks c, and sets its defaults.
@@ -92,6 +132,29 @@ func checkStates(past, present Tensor, shape Shape, rule string, dtypes ...DType
 	return cmp.Or(checkOptional("past state", past, shape, rule, dtypes...), checkOptional("present state", present, shape, rule, dtypes...))
 }
 
+// CausalConv is one call of a causal convolution of each channel along the tokens, as before the linear attention of
+// Qwen3-Next. The names are those of the operator CausalConvWithState of ONNX, whose axes B, Ch, L are here B, S, Ch:
+//
+//	y_s = f(bias + Σ_i w_i·x_(s-W+1+i))    f is the identity or SiLU, x·σ(x)
+//
+//	Y, X          [B, 1, S, Ch]
+//	W             [1, 1, W, Ch]      W from 1 to 64; the strides of a view place the weights [Ch, 1, W] of Conv1d
+//	Bias          [1, 1, 1, Ch]      the zero Tensor means none
+//	PastState     [N, 1, W-1, Ch]    the rows of x before the first token of each of N sequences
+//	PresentState  [N, 1, W-1, Ch]    the last W-1 rows of past state and x together
+//
+// All are F32, F16 or BF16, each independently, and strides are arbitrary. The arithmetic is in float32.
+type CausalConv struct {
+	Y, X, W, Bias Tensor
+	// PastState and PresentState may be the same view, and must not overlap otherwise. The zero Tensor means states of
+	// zeros, and that the final states are not requested.
+	PastState, PresentState Tensor
+	// SiLU applies SiLU, which ONNX calls activation silu or swish.
+	SiLU bool
+	// CuQ packs sequences as in LinearAttention.
+	CuQ []int
+}
+
 // CausalConv computes a causal convolution of short width along the tokens, with SiLU after it or not, and keeps its
 // last rows as a state. [CausalConv] has the formula, the shapes and the options.
 //
@@ -117,5 +180,5 @@ func (d *Device) CausalConv(ctx context.Context, c CausalConv) (err error) {
 	if err := checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, x[Batch]), 1, width - 1, x[Dim]}, "[N, 1, W-1, Ch] of sequences, w and x", floats...); err != nil {
 		return err
 	}
-	return d.compute(ctx, func() error { return b.CausalConv(ctx, &c) }, c.Y, c.PresentState)
+	return d.compute(ctx, func() error { return b.CausalConv(ctx, (*backend.CausalConv)(&c)) }, c.Y, c.PresentState)
 }

@@ -158,13 +158,6 @@ const (
 	Identity = backend.Identity // g
 )
 
-// LinearAttention is the operands and options of [Device.LinearAttention]. Its fields describe the
-// formula: go doc ./backend LinearAttention.
-type LinearAttention = backend.LinearAttention
-
-// CausalConv is the operands and options of [Device.CausalConv]: go doc ./backend CausalConv.
-type CausalConv = backend.CausalConv
-
 // ScorePoint is a point between QKᵀ and softmax, for [Device.Scores].
 type ScorePoint = backend.ScorePoint
 
