@@ -12,24 +12,12 @@ import (
 	"strings"
 )
 
-// ScoreMod is a function of the program's own that replaces scores, like score_mod of PyTorch's
-// FlexAttention (Dong et al. 2024): s = f(s, batch, head, row, key).
-//
-// Each result depends on its score, its [Position] and Values alone. Finite results are at most
-// 2^120 in magnitude. The errors of f and of ∂f/∂s are at most 8u·(1 + |s| + |the result|), with u
-// = 2^-24; the bound of package oracle requires it. Where f is -Inf for a score of 0 it hides the
-// key, and must be -Inf for any score, NaN included: assign -Inf, do not add it. A panic in a function is ErrCallback.
+// ScoreMod is a function of the program's own that replaces scores, with the fields and the rules of kernels.ScoreMod.
 type ScoreMod struct {
-	// Go replaces the scores of one row by f. scores[n] belongs to the key at.Key+n, which
-	// the visibility rule shows to the row. Several goroutines call it at the same time.
-	Go func(scores []float32, at Position)
-	// Derivative replaces scores, which are those before Go, by ∂f/∂s. Gradients need it.
-	Derivative func(scores []float32, at Position)
-	// WGSL and WGSLDerivative do the same on GPUs: they are bodies of functions of one score,
-	// fn score_mod(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32. See docs/score-mods.md.
+	Go, Derivative       func(scores []float32, at Position)
 	WGSL, WGSLDerivative string
-	Values               []float32 // what f reads, such as slopes; constant during a call, without gradients
-	First                [4]int    // added to the batch, head, row and key of a position, as that of Dropout; each 0 to 2^29
+	Values               []float32
+	First                [4]int
 }
 
 // Position is the place of a span of scores in a call.

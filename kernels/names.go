@@ -8,10 +8,11 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// A program names everything by this package. What follows is declared in package backend,
-// where drivers need it, and has its methods there: go doc ./backend Tensor lists them, and
+// A program names everything by this package. An alias is declared in package backend, because
+// drivers hold the same values, and has its methods there: go doc ./backend Tensor lists them, and
 // go doc ./backend Tensor.Swap prints one. Outside of this module the package is
-// github.com/seed90331342/attn/backend.
+// github.com/seed90331342/attn/backend. Other types have the fields of their namesakes there,
+// and convert.
 
 // Tensor is a view of memory as [batch, heads, seq, dim]: a [Shape], [Strides] and an offset,
 // all in elements of one [DType]. Copies of a Tensor share the memory. The zero Tensor means
@@ -45,10 +46,28 @@ const (
 	Dim   = backend.Dim
 )
 
-// ScoreMod is a function of the program's own that replaces scores, for [Options].
-type ScoreMod = backend.ScoreMod
+// ScoreMod is a function of the program's own that replaces scores, like score_mod of PyTorch's
+// FlexAttention (Dong et al. 2024): s = f(s, batch, head, row, key).
+//
+// Each result depends on its score, its [Position] and Values alone. Finite results are at most
+// 2^120 in magnitude. The errors of f and of ∂f/∂s are at most 8u·(1 + |s| + |the result|), with u
+// = 2^-24; the bound of package oracle requires it. Where f is -Inf for a score of 0 it hides the
+// key, and must be -Inf for any score, NaN included: assign -Inf, do not add it. A panic in a function is ErrCallback.
+type ScoreMod struct {
+	// Go replaces the scores of one row by f. scores[n] belongs to the key at.Key+n, which
+	// the visibility rule shows to the row. Several goroutines call it at the same time.
+	Go func(scores []float32, at Position)
+	// Derivative replaces scores, which are those before Go, by ∂f/∂s. Gradients need it.
+	Derivative func(scores []float32, at Position)
+	// WGSL and WGSLDerivative do the same on GPUs: they are bodies of functions of one score,
+	// fn score_mod(score: f32, b: u32, h: u32, i: u32, j: u32) -> f32. See docs/score-mods.md.
+	WGSL, WGSLDerivative string
+	Values               []float32 // what f reads, such as slopes; constant during a call, without gradients
+	First                [4]int    // added to the batch, head, row and key of a position, as that of Dropout; each 0 to 2^29
+}
 
-// Position is the place of scores that a [ScoreMod] replaces.
+// Position is the place of scores that a [ScoreMod] replaces: Batch, Head, the Row of the query among the keys, the
+// first Key, and the Values of the ScoreMod: go doc ./backend Position.
 type Position = backend.Position
 
 // DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
@@ -291,11 +310,11 @@ func WithTrace(ctx context.Context, t *Trace) context.Context {
 }
 
 // Interrupted is the error of a call that ended early. A prepared call can be resumed; calls of
-// caches and layers run again from the start. Find it with [errors.As]. Unwrap returns the
-// cause: go doc ./backend Interrupted.Unwrap.
+// caches and layers run again from the start. Find it with [errors.As]. Err is the reason, which
+// Unwrap returns too, and Partial what was finished: go doc ./backend Interrupted.Unwrap.
 type Interrupted = backend.Interrupted
 
-// Partial is the finished part of a call that ended early.
+// Partial is the finished part of a call that ended early, for [Call.Resume]: go doc ./backend Partial.
 type Partial = backend.Partial
 
 // Sentinel errors. Every error of this package, of those below it and of the backends wraps one of them,

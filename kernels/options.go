@@ -225,7 +225,7 @@ func (o *Options) problem(d Dims) (p region.Problem, err error) {
 	if err := o.tensors(&p); err != nil {
 		return p, err
 	}
-	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = o.ScoreMod, o.ALiBi, o.Sinks, backend.Dropout(o.Dropout), o.LowPrecision
+	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = (*backend.ScoreMod)(o.ScoreMod), o.ALiBi, o.Sinks, backend.Dropout(o.Dropout), o.LowPrecision
 	if m := p.ScoreMod; m != nil {
 		if m.Go == nil && m.WGSL == "" {
 			return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
