@@ -55,7 +55,7 @@ type Call struct {
 	dev     *Device
 	opt     Options
 	q, k, v Tensor
-	dims    Dims
+	dims    backend.Dims
 	packed  bool            // CuQ or CuK is set
 	problem backend.Problem // of the whole call, unless sequences are packed
 	// subs are the backend calls that compute the call; each row belongs to one.
@@ -207,7 +207,7 @@ func (c *Call) Dims() Dims {
 	if c == nil {
 		return Dims{}
 	}
-	return c.dims
+	return Dims(c.dims)
 }
 
 // Rebind replaces the operands by others of the same shapes, strides and dtypes. It does not
@@ -423,12 +423,12 @@ func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.
-func operandDims(q, k, v Tensor, pages *backend.Pages) (Dims, error) {
+func operandDims(q, k, v Tensor, pages *backend.Pages) (backend.Dims, error) {
 	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...)); err != nil {
-		return Dims{}, err
+		return backend.Dims{}, err
 	}
 	if k.DType() != v.DType() {
-		return Dims{}, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), ErrDType)
+		return backend.Dims{}, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), ErrDType)
 	}
 	c := backend.Call{Q: q, K: k, V: v, Pages: pages}
 	d := c.Dims()
@@ -449,9 +449,9 @@ func operandDims(q, k, v Tensor, pages *backend.Pages) (Dims, error) {
 }
 
 // scoreDims is operandDims for a stage that takes q and k alone.
-func scoreDims(q, k Tensor) (Dims, error) {
+func scoreDims(q, k Tensor) (backend.Dims, error) {
 	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", floats...)); err != nil {
-		return Dims{}, err
+		return backend.Dims{}, err
 	}
 	return operandDims(q, k, k, nil)
 }

@@ -86,7 +86,7 @@ func ofBatch[T any](all []T, b int) (x T) {
 }
 
 // segmentIDs checks the segment ids and returns those of the rows and of the keys.
-func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
+func (o *Options) segmentIDs(d backend.Dims, keys int) (qs, ks [][]int32, err error) {
 	qs, ks = o.QSegments, o.KSegments
 	switch {
 	case qs == nil && ks != nil:
@@ -234,7 +234,7 @@ func (o *Options) Parts(d Dims) (parts []Part, err error) {
 	if o.KeyIndices != nil {
 		return nil, fmt.Errorf("key indices: each part would need its own: compute the call on one machine: %w", ErrUnsupported)
 	}
-	p, err := o.problem(d)
+	p, err := o.problem(backend.Dims(d))
 	if err != nil {
 		return nil, err
 	}

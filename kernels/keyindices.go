@@ -165,7 +165,7 @@ func turned(t Tensor) Tensor {
 }
 
 // keyLists checks o.KeyIndices against the lengths d and returns its lists.
-func (o *Options) keyLists(d Dims) (l region.KeyLists, err error) {
+func (o *Options) keyLists(d backend.Dims) (l region.KeyLists, err error) {
 	x := o.KeyIndices
 	if x.TopK < 0 || x.Rows < 0 {
 		return l, fmt.Errorf("key indices: TopK is %d and Rows %d, both must be at least 0: %w", x.TopK, x.Rows, ErrOption)

@@ -33,10 +33,17 @@ type Shape = backend.Shape
 // is repeated.
 type Strides = backend.Strides
 
-// Dims are the lengths of an attention call: Batch (B), Heads (H, query heads), KVHeads (Hkv, key
-// and value heads), SeqQ (Sq), SeqK (Sk), Dim (D, of a query and a key) and ValueDim (Dv, of a
-// value and an output). [Device.AttentionFloat32] has defaults for those that are zero.
-type Dims = backend.Dims
+// Dims are the lengths of an attention call. [Device.AttentionFloat32] has defaults for those
+// that are zero.
+type Dims struct {
+	Batch    int // B
+	Heads    int // H, query heads
+	KVHeads  int // Hkv, key and value heads
+	SeqQ     int // Sq
+	SeqK     int // Sk
+	Dim      int // D, of a query and a key
+	ValueDim int // Dv, of a value and an output
+}
 
 // The axes of a [Shape] [B, H, S, D].
 const (

@@ -193,7 +193,7 @@ func factor(name string, x float64) (float32, error) {
 
 // problem checks o against the lengths d and returns the canonical problem. d.Dim 0 means
 // that the head size is unknown; then Scale must be set.
-func (o *Options) problem(d Dims) (p region.Problem, err error) {
+func (o *Options) problem(d backend.Dims) (p region.Problem, err error) {
 	p.Dims = d
 	switch {
 	case o.Scale != nil:
@@ -282,7 +282,7 @@ func wrongLength(name string, n int, of string, want ...int) error {
 }
 
 // visibility returns Causal, Window, Align, Offset and KLen as the one rule of backend.Visibility.
-func (o *Options) visibility(d Dims) (backend.Visibility, error) {
+func (o *Options) visibility(d backend.Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
 	furthest, most := 0, op.MaxLength
 	if len(o.Offset) > 1 { // kernels add them to other offsets

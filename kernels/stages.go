@@ -53,7 +53,7 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 		return err
 	}
 	sh := s.Shape()
-	p, err := opt.stage(Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]})
+	p, err := opt.stage(backend.Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]})
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err e
 }
 
 // stage returns the problem of a stage alone, over scores of lengths d.
-func (o *Options) stage(d Dims) (region.Problem, error) {
+func (o *Options) stage(d backend.Dims) (region.Problem, error) {
 	if err := op.CheckPath(o.Set(), op.StagePath); err != nil {
 		return region.Problem{}, err
 	}

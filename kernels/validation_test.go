@@ -179,7 +179,7 @@ func TestStagesRefuse(t *testing.T) {
 }
 
 func TestOptionsBecomeTheRule(t *testing.T) {
-	d := Dims{Batch: 2, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
+	d := backend.Dims{Batch: 2, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
 	un := Unbounded
 	for _, c := range []struct {
 		name string

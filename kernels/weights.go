@@ -131,7 +131,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, 
 // weightScan computes weights a chunk of rows at a time.
 type weightScan struct {
 	dev     *Device
-	dims    Dims
+	dims    backend.Dims
 	q, k    Tensor
 	problem region.Problem
 	rows    int  // of a head in a chunk, at most
