@@ -8,19 +8,20 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// A program names everything by this package. An alias is declared in package backend, because
-// drivers hold the same values, and has its methods there: go doc ./backend Tensor lists them, and
-// go doc ./backend Tensor.Swap prints one. Outside of this module the package is
-// github.com/seed90331342/attn/backend. Other types have the fields of their namesakes there,
-// and convert.
+// A program names everything by this package. Types with a namesake in package backend have its
+// fields and convert. Some are aliases, because calls, lists and errors pass them between programs and
+// drivers in more than a thousand places, each of which would convert. An alias has its methods in
+// package backend: go doc ./backend Tensor lists them, and go doc ./backend Tensor.Swap prints one. Outside
+// of this module the package is github.com/seed90331342/attn/backend.
 
 // Tensor is a view of memory as [batch, heads, seq, dim]: a [Shape], [Strides] and an offset,
 // all in elements of one [DType]. Copies of a Tensor share the memory. The zero Tensor means
 // none.
 //
-// Slice, Swap, Broadcast and View return other views of the same memory: [B,S,H,D] data, one
-// head of many and a mask that all heads share are views, not copies. Float32s, Bits, Bools and
-// QuantisedRows return host memory as a slice. Release frees the memory of all views. Command
+// Slice, Swap, Broadcast, Rows and View return other views of the same memory: [B,S,H,D] data, one
+// head of many and a mask that all heads share are views, not copies. Float32s, Bits, Bools, Int32s
+// and QuantisedRows return host memory as a slice. Shape, Strides, Offset, DType, Bytes, IsZero,
+// IsContiguous and OnHost describe a view. Release frees the memory of all views. Command
 // go doc ./backend Tensor.Swap prints the comment of one.
 type Tensor = backend.Tensor
 
@@ -79,7 +80,8 @@ type Position = backend.Position
 
 // DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
 // types. String returns its name, Size the bytes of an element, and Bytes those of a shape; Quantise
-// and Dequantise convert rows, Encode and Decode single numbers: go doc ./backend DType.Quantise.
+// and Dequantise convert rows, Encode, Decode and Round single numbers; Float and Quantised report
+// the kind, and UnitRoundoff the precision: go doc ./backend DType.Quantise.
 type DType = backend.DType
 
 const (
@@ -257,7 +259,7 @@ type Info struct {
 	Features []string `json:"features,omitempty"`
 }
 
-// Limit is a named limit of a device or of a plan: a Name and a Value.
+// Limit is a named limit of a device or of a plan, a Name and a Value: go doc ./backend Limit.
 type Limit = backend.Limit
 
 // DeviceType is the kind of a device.
@@ -321,7 +323,8 @@ func WithTrace(ctx context.Context, t *Trace) context.Context {
 // Unwrap returns too, and Partial what was finished: go doc ./backend Interrupted.Unwrap.
 type Interrupted = backend.Interrupted
 
-// Partial is the finished part of a call that ended early, for [Call.Resume]: go doc ./backend Partial.
+// Partial is the finished part of a call that ended early, for [Call.Resume]: its signature Call, O, LSE,
+// the Done rows, and the Work on others: go doc ./backend Partial.
 type Partial = backend.Partial
 
 // Sentinel errors. Every error of this package, of those below it and of the backends wraps one of them,

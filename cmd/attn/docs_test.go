@@ -131,7 +131,8 @@ func TestChangelog(t *testing.T) {
 	}
 }
 
-// TestAliases: the comments of package kernels name commands that find something.
+// TestAliases: the comments of package kernels name commands that find something, and one for each alias
+// with methods or fields.
 func TestAliases(t *testing.T) {
 	code := string(clitest.ReadFile(t, "../../kernels/names.go"))
 	found := regexp.MustCompile(`go\s+(?://\s+)?doc \./backend (\w+)(?:\.(\w+))?`).FindAllStringSubmatch(code, -1)
@@ -144,13 +145,21 @@ func TestAliases(t *testing.T) {
 	for _, file := range files {
 		declared += string(clitest.ReadFile(t, file))
 	}
+	named := map[string]bool{}
 	for _, m := range found {
+		named[m[1]] = true
 		pattern := `(?m)^type ` + m[1] + ` `
 		if m[2] != "" {
 			pattern = `(?m)^func \(\w+ \*?` + m[1] + `\) ` + m[2] + `\(`
 		}
 		if !regexp.MustCompile(pattern).MatchString(declared) {
 			t.Errorf("%s finds nothing", m[0])
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^type (\w+) += backend\.`).FindAllStringSubmatch(code, -1) {
+		has := regexp.MustCompile(`(?m)^(type ` + m[1] + ` struct|func \(\w+ \*?` + m[1] + `\) [A-Z])`)
+		if has.MatchString(declared) && !named[m[1]] {
+			t.Errorf("no comment names go doc ./backend %s", m[1])
 		}
 	}
 }
