@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -64,7 +65,7 @@ func (x *timer) measure(name string, operations, bytes float64, op *queue.Op) {
 	})
 }
 
-// BenchmarkMatrices measures prefill on matrix units, by rule and with other workgroups, as a share of what a loop of products of
+// BenchmarkMatrices measures prefill and a layer on matrix units, by rule and prefill with other workgroups, as a share of what a loop of products of
 // matrices reaches.
 func BenchmarkMatrices(b *testing.B) {
 	be := openMatrices(b, Options{Tune: TuneOff})
@@ -97,6 +98,9 @@ func BenchmarkMatrices(b *testing.B) {
 		}
 		x.measure(fmt.Sprintf("%s/%v/D=%d/S=%d/TY=%d/KEYS=%d", name, dtype, dim, seq, made.TY, made.Keys), float64(backend.NewPlan(c).FLOPs), 0, op.op())
 	}
+	square := func() backend.Tensor { return x.heads(backend.F16, 1, sizes[0], sizes[0]) }
+	layer := product{y: square(), a: square(), w: square(), names: [3]string{"y", "x", "w"}}
+	x.measure(fmt.Sprintf("project/%v/N=%d", backend.F16, sizes[0]), 2*math.Pow(float64(sizes[0]), 3), 0, be.product(layer))
 	for _, dtype := range []backend.DType{backend.F16, backend.BF16, backend.F32} {
 		for _, dim := range []int{64, 128} {
 			for _, seq := range sizes {

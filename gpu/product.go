@@ -60,25 +60,28 @@ func (b *Backend) product(m product) *queue.Op {
 	a := cut.Reads(m.names[1], m.a, [4]int{cut.Batch, cut.Head, cut.Row, cut.Sum}, 1)
 	w := cut.Reads(m.names[2], m.w, [4]int{cut.Batch, cut.Head, cut.Sum, cut.Col}, group)
 	bias := cut.Reads("bias", m.bias, [4]int{cut.Whole, cut.Whole, cut.Whole, cut.Col}, 1)
-	t := b.chooseProduct(ys[0]*ys[1], ys[2], ys[3])
+	t := b.chooseProduct(b.tilesOf(&m), ys[0]*ys[1], ys[2], ys[3])
 	if m.tile != nil {
 		t = *m.tile
 	}
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
 	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	uncut := t.of(&m, whole(m.a), whole(m.w), whole(m.y), all)
-	loops := cut.Tile / (4 * productQD) // of a thread for a tile
-	if t.kernel.Expand < shaders.Full { // with those of @unroll(deep)
+	granule, loops := cut.Tile, cut.Tile/(4*productQD) // terms, and the loops of a thread for them
+	if t.matrix.Depth > 0 {
+		granule = int(shaders.Describe(t.matrix).Constants["FOLD"])
+		loops = 1 + granule/t.matrix.Depth
+	} else if t.kernel.Expand < shaders.Full { // with those of @unroll(deep)
 		loops *= 1 + productQD + productLanes
 	}
-	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
+	c := b.dev.NewCutter(cut.Sum, granule, a, w, bias, y)
 	c.AlignGranules()
 	groups := func(x cut.Box) int {
 		return x.Len(cut.Batch) * x.Len(cut.Head) * t.tiles(x.Len(cut.Row), x.Len(cut.Col))
 	}
 	c.State = func(x cut.Box) uint64 { return uint64(groups(x)) * uint64(4*t.height()*t.width()) }
 	ops := 2 * float64(t.height()*t.width()) // for each term of the sums
-	c.Most[cut.Sum] = cut.LongestChunk(cut.Tile, loops, ops*cut.Tile, b.dev.ChunkWork(uncut))
+	c.Most[cut.Sum] = cut.LongestChunk(granule, loops, ops*float64(granule), b.dev.ChunkWork(uncut))
 	return &queue.Op{
 		Cutter: c, Space: all,
 		Step: func(p queue.Chunk) queue.Step {
@@ -102,8 +105,9 @@ func (b *Backend) product(m product) *queue.Op {
 // productTile is one way to divide the results of a matrix product into tiles.
 type productTile struct {
 	name   string
-	time   int            // of a result, relative to other tiles, by the table in docs/results/README.md
-	kernel shaders.Matmul // without what depends on the operands
+	time   int                   // of a result, relative to other tiles, by the table in docs/results/README.md
+	kernel shaders.Matmul        // without what depends on the operands
+	matrix shaders.MatrixProduct // instead of kernel, unless it is zero
 	// scalar loads elements one at a time even where four are adjacent.
 	scalar bool
 }
@@ -124,26 +128,39 @@ const (
 	productQD    = 4
 )
 
-func (v productTile) height() int  { return v.kernel.Rows * v.kernel.TY }
-func (v productTile) width() int   { return 4 * v.kernel.CV * productLanes }
-func (v productTile) threads() int { return v.kernel.TY * productLanes }
+func (v productTile) height() int {
+	return v.kernel.Rows*v.kernel.TY + v.matrix.SY*v.matrix.RM*v.matrix.M
+}
+func (v productTile) width() int {
+	return 4*v.kernel.CV*productLanes + v.matrix.SX*v.matrix.CN*v.matrix.N
+}
+func (v productTile) threads() int {
+	return v.kernel.TY*productLanes + v.matrix.SY*v.matrix.SX*v.matrix.Lanes
+}
+
+func (v productTile) variant() shaders.Variant {
+	if v.matrix.Depth > 0 {
+		return v.matrix
+	}
+	return v.kernel
+}
 
 // of returns the kernel for a box of a product. Whether the box is aligned depends on the cut. It
 // changes loads and stores, but no bit.
-func (v productTile) of(m *product, a, w, y cut.View, x cut.Box) shaders.Matmul {
-	k := v.kernel
+func (v productTile) of(m *product, a, w, y cut.View, x cut.Box) shaders.Variant {
+	k, n, staged := &v.kernel, &v.matrix, max(4*v.kernel.QD, v.matrix.Depth)
 	k.A, k.W, k.Skip = shaders.Type(m.a.DType()), shaders.Type(m.w.DType()), m.skip
 	k.Along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]
-	if v.scalar {
-		return k
+	if !v.scalar {
+		if k.WVec = w.AlignedAlong(backend.Dim, x.Len(cut.Col)); k.Along {
+			k.WVec = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
+		}
+		k.AVec = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
+		k.OVec = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
+		k.Full = k.AVec && k.WVec && x.Len(cut.Sum)%staged == 0
 	}
-	if k.WVec = w.AlignedAlong(backend.Dim, x.Len(cut.Col)); k.Along {
-		k.WVec = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
-	}
-	k.AVec = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
-	k.OVec = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
-	k.Full = k.AVec && k.WVec && x.Len(cut.Sum)%(4*productQD) == 0
-	return k
+	n.AVec, n.WVec, n.OVec, n.Full, n.Along = k.AVec, k.WVec, k.OVec, k.Full, k.Along
+	return v.variant()
 }
 
 // tiles returns the number of tiles that cover m rows and n columns.
@@ -156,15 +173,47 @@ func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.
 // workgroup in one binding.
 func (v productTile) fits(l gputypes.Limits) bool {
 	return v.threads() <= int(l.MaxComputeInvocationsPerWorkgroup) &&
-		shaders.Describe(v.kernel).WorkgroupMemory <= int(l.MaxComputeWorkgroupStorageSize) &&
+		shaders.Describe(v.variant()).WorkgroupMemory <= int(l.MaxComputeWorkgroupStorageSize) &&
 		uint64(4*v.height()*v.width()) <= queue.MaxWindow(l)
 }
 
-// chooseProduct returns the fastest tile for so many products of m rows and n columns that
-// has as many threads as keep a large GPU busy, or S.
-func (b *Backend) chooseProduct(products, m, n int) productTile {
-	v := productS
-	for _, t := range productTiles {
+// tilesOf returns the tiles for m, the last of which always fits. Products of f16 run on matrix units where the device has
+// some, whatever their lengths: on those depend the tiles, and no bit.
+func (b *Backend) tilesOf(m *product) []productTile {
+	x, whyNot := b.matrices.Largest()
+	if whyNot != "" || m.skip || m.a.DType() != backend.F16 || m.w.DType() != backend.F16 {
+		return productTiles
+	}
+	k := shaders.MatrixProduct{M: x.M, N: x.N, K: x.K, Lanes: x.Lanes, SY: 2, SX: 2, RM: max(32/x.M, 1), CN: max(32/x.N, 1), Depth: max(32, x.K)}
+	if b.info.Type == backend.CPU { // whose compilers take a second for a product of matrices
+		k.RM, k.CN, k.Depth = 1, 1, x.K
+	}
+	few := k // rows
+	few.SY, few.RM = 1, 1
+	var tiles []productTile
+	for _, t := range []productTile{{name: "matrices", time: 20, matrix: k}, {name: "matrices of few rows", time: 27, matrix: few}} {
+		if t.whole() && t.fits(b.dev.Limits) {
+			tiles = append(tiles, t)
+		}
+	}
+	if tiles == nil {
+		return productTiles
+	}
+	return tiles
+}
+
+// whole reports whether the threads of a tile on matrix units share its elements evenly.
+func (v productTile) whole() bool {
+	c := shaders.Describe(v.matrix).Constants
+	return c["FOLD"]%c["DEPTH"] == 0 && c["AN"]*c["THREADS"] == c["SY"]*c["ROWS"]*c["QD"] && c["WN"]*c["THREADS"] == c["CQ"]*c["DEPTH"] &&
+		c["FN"]*c["LANES"] == c["M"]*c["COLS"]
+}
+
+// chooseProduct returns the fastest of the tiles for so many products of m rows and n columns that
+// has as many threads as keep a large GPU busy, or the last.
+func (b *Backend) chooseProduct(tiles []productTile, products, m, n int) productTile {
+	v := tiles[len(tiles)-1]
+	for _, t := range tiles {
 		busy := products*t.tiles(m, n)*t.threads() >= tune.Busy*productL.threads()
 		if busy && t.fits(b.dev.Limits) && t.cost(m, n) < v.cost(m, n) {
 			v = t

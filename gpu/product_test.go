@@ -194,7 +194,7 @@ func TestChooseProduct(t *testing.T) {
 		{"smaller bindings", 16, 4096, 4096, smaller, "S"},
 	} {
 		b := &Backend{dev: &queue.Device{Limits: c.limits}, info: backend.Info{Type: backend.Discrete}}
-		if v := b.chooseProduct(c.products, c.m, c.n); v.name != c.want || v.scalar {
+		if v := b.chooseProduct(productTiles, c.products, c.m, c.n); v.name != c.want || v.scalar {
 			t.Errorf("%s: %+v, should be %s", c.what, v, c.want)
 		}
 	}

@@ -21,6 +21,7 @@ var (
 	decode64   = Decode{Rows: 4, Split: 256, BC: 64, TX: 8, Stages: 4, Quads: 16, Sides: 1, Ahead: 16}
 	merge64    = SplitMerge{Split: 256, TX: 8, Quads: 16}
 	matmulL    = Matmul{TX: 8, TY: 16, Rows: 8, CV: 2, QD: 4}
+	product16  = MatrixProduct{M: 16, N: 16, K: 16, Lanes: 32, SY: 2, SX: 2, RM: 2, CN: 2, Depth: 32}
 	gradient64 = Gradient{TX: 16, TY: 8, QD: 4, Paired: true}
 )
 
@@ -34,7 +35,7 @@ func (f Flash) with(o Option) Flash {
 func plain() []Variant {
 	decode, matmul, matrix := decode64, matmulL, matrix64
 	decode.Wide, decode.Extra, matmul.Skip, matrix.Paired = true, true, true, true
-	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, NormGate{}, Linear{Rows: 4}, Convert{}}
+	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, product16, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, NormGate{}, Linear{Rows: 4}, Convert{}}
 	for _, k := range fixed {
 		list = append(list, k)
 	}
@@ -103,6 +104,20 @@ func variants(f func(v Variant, departures int)) {
 		v := matmulL
 		v.A, v.W, v.AVec, v.WVec, v.Along, v.Skip = pick(on(4), F16, F32), pick(on(5), BF16, F32), on(0), on(1), on(2), on(3)
 		v.Full, v.OVec = v.AVec && v.WVec && v.Skip, v.AVec
+		f(v, n)
+	})
+	each(6, []Type{F32}, func(on flags, _ Type, n int) {
+		v := product16
+		v.AVec, v.WVec, v.Along, v.OVec = on(0), on(1), on(2), on(3)
+		v.Full = v.AVec && v.WVec && v.OVec
+		switch { // the shapes of NVIDIA, of Intel and of Mesa's software driver
+		case on(5) && on(4):
+			v.M, v.Lanes, v.RM = 8, 16, 4
+		case on(5):
+			v.N, v.CN = 8, 4
+		case on(4):
+			v.M, v.N, v.K, v.Lanes, v.RM, v.CN, v.Depth = 8, 8, 8, 8, 1, 1, 8
+		}
 		f(v, n)
 	})
 	each(5, []Type{F32}, func(on flags, _ Type, n int) {

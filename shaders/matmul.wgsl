@@ -29,28 +29,13 @@ const A2: u32 = AVEC * min(A, 1u); // 1: a is bound as fours of 16-bit elements
 const W2: u32 = WVEC * min(W, 1u); // the same for w
 const THREADS: u32 = TX * TY;
 const ER: u32 = ROWS * QD / TX; // rows of a thread written at once
+const CQ: u32 = TX * CV; // fours of columns of a tile
 const SA: u32 = 1u + ROWS * QD; // length of a row of a_rows, odd
 const SB: u32 = 1u + 4u * QD * CV; // length of a row of w_columns, odd
 const O4: u32 = ROWS * CV;
 const W4: u32 = 4u * CV;
 const AN: u32 = ROWS * QD / TX; // vec4 of a that a thread stages, all for one row of a_rows
 const WN: u32 = 4u * QD * CV / TY; // the same for w
-
-@ranged struct MatmulParams {
-    row_tiles, col_tiles: u32,
-    heads: u32, // heads of the box
-    head0: u32, // index in the call of the first
-    group: u32, // heads of a for each head of w
-    rows, cols: u32,
-    depth: u32, // terms of a sum in the chunk
-    flags: u32, // GO_ON, LEAVE
-    bias_type: u32, // 0: no bias, else 1 + its type
-    out_type: u32, // type of o
-    bias_base, bias_stride: u32,
-    a: Strides,
-    w: Strides, // s along x, d along n
-    o: Strides,
-}
 
 @each($x $TWO: a A2, w W2)
 @if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
@@ -80,18 +65,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
         let row = r0 + a_row * ROWS + part * AN + n;
         a_loaded[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * a_quad, p.depth, p.a.d);
     }
-    @unroll for (var n = 0u; n < WN; n++) {
-        let e = t + THREADS * n;
-        w_loaded[n] = vec4<u32>(0u);
-        @if(ALONG == 0u) {
-            let x = x0 + e / (TX * CV);
-            let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
-            if (FULL == 1u || x < p.depth) { w_loaded[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d); }
-        } @else {
-            let column = min(c0 + e / QD, p.cols - 1u);
-            w_loaded[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
-        }
-    }
+    @inline load_w(w_loaded);
 }
 
 // stage puts what load loaded into a_rows and w_columns, and notes the zeros of a.
@@ -181,13 +155,7 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
 @main(THREADS) {
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
-    let c0 = (id % p.col_tiles) * (4u * TX * CV);
-    let r0 = ((id / p.col_tiles) % p.row_tiles) * (TY * ROWS);
-    let batch_head = id / p.col_tiles / p.row_tiles;
-    let h = batch_head % p.heads;
-    let b = batch_head / p.heads;
-    let w_head = (p.head0 + h) / p.group - p.head0 / p.group;
-    @each($x $head: a h, w w_head) let $x_at = p.$x.base + b * p.$x.b + $head * p.$x.h;
+    @inline tile_of_product(TY * ROWS, 4u * CQ);
 
     // Of a, this thread stages quad a_quad of rows part·AN + n for row a_row of a_rows.
     let a_quad = t % QD;
@@ -215,7 +183,6 @@ fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
         return;
     }
 
-    let o_at = p.o.base + b * p.o.b + h * p.o.h;
     @if(OVEC == 1u) { @inline write_fours(); }
     @else { @inline write(); }
 }

@@ -201,6 +201,58 @@ func (p *AttentionParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *AttentionParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
+// MatmulParams are the parameters of matmul.wgsl and matrixproduct.wgsl.
+type MatmulParams struct {
+	First      int // workgroups of the box that earlier dispatches ran
+	Total      int // workgroups of the box up to the end of this dispatch
+	RowTiles   int
+	ColTiles   int
+	Heads      int // heads of the box
+	Head0      int // index in the call of the first
+	Group      int // heads of a for each head of w
+	Rows       int
+	Cols       int
+	Depth      int // terms of a sum in the chunk
+	Flags      int // GO_ON, LEAVE
+	BiasType   int // 0: no bias, else 1 + its type
+	OutType    int // type of o
+	BiasBase   int
+	BiasStride int
+	A          Strides
+	W          Strides // s along x, d along n
+	O          Strides
+}
+
+// Size implements Params.
+func (p *MatmulParams) Size() int { return 160 }
+
+// Append implements Params.
+func (p *MatmulParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.RowTiles))
+	b = put32(b, uint32(p.ColTiles))
+	b = put32(b, uint32(p.Heads))
+	b = put32(b, uint32(p.Head0))
+	b = put32(b, uint32(p.Group))
+	b = put32(b, uint32(p.Rows))
+	b = put32(b, uint32(p.Cols))
+	b = put32(b, uint32(p.Depth))
+	b = put32(b, uint32(p.Flags))
+	b = put32(b, uint32(p.BiasType))
+	b = put32(b, uint32(p.OutType))
+	b = put32(b, uint32(p.BiasBase))
+	b = put32(b, uint32(p.BiasStride))
+	b = put32(b, 0)
+	b = p.A.append(b)
+	b = p.W.append(b)
+	b = p.O.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *MatmulParams) SetRange(first, total int) { p.First, p.Total = first, total }
+
 // ConvParams are the parameters of conv.wgsl.
 type ConvParams struct {
 	First        int // workgroups of the box that earlier dispatches ran
@@ -525,58 +577,6 @@ func (p *ListsParams) Append(b []byte) []byte {
 
 // SetRange implements Ranged.
 func (p *ListsParams) SetRange(first, total int) { p.First, p.Total = first, total }
-
-// MatmulParams are the parameters of matmul.wgsl.
-type MatmulParams struct {
-	First      int // workgroups of the box that earlier dispatches ran
-	Total      int // workgroups of the box up to the end of this dispatch
-	RowTiles   int
-	ColTiles   int
-	Heads      int // heads of the box
-	Head0      int // index in the call of the first
-	Group      int // heads of a for each head of w
-	Rows       int
-	Cols       int
-	Depth      int // terms of a sum in the chunk
-	Flags      int // GO_ON, LEAVE
-	BiasType   int // 0: no bias, else 1 + its type
-	OutType    int // type of o
-	BiasBase   int
-	BiasStride int
-	A          Strides
-	W          Strides // s along x, d along n
-	O          Strides
-}
-
-// Size implements Params.
-func (p *MatmulParams) Size() int { return 160 }
-
-// Append implements Params.
-func (p *MatmulParams) Append(b []byte) []byte {
-	b = put32(b, uint32(p.First))
-	b = put32(b, uint32(p.Total))
-	b = put32(b, uint32(p.RowTiles))
-	b = put32(b, uint32(p.ColTiles))
-	b = put32(b, uint32(p.Heads))
-	b = put32(b, uint32(p.Head0))
-	b = put32(b, uint32(p.Group))
-	b = put32(b, uint32(p.Rows))
-	b = put32(b, uint32(p.Cols))
-	b = put32(b, uint32(p.Depth))
-	b = put32(b, uint32(p.Flags))
-	b = put32(b, uint32(p.BiasType))
-	b = put32(b, uint32(p.OutType))
-	b = put32(b, uint32(p.BiasBase))
-	b = put32(b, uint32(p.BiasStride))
-	b = put32(b, 0)
-	b = p.A.append(b)
-	b = p.W.append(b)
-	b = p.O.append(b)
-	return b
-}
-
-// SetRange implements Ranged.
-func (p *MatmulParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
 // MatrixPeakParams are the parameters of matrixpeak.wgsl.
 type MatrixPeakParams struct {

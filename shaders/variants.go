@@ -173,6 +173,17 @@ type Matmul struct {
 	QD     int // vec4 along x staged at once
 }
 
+// MatrixProduct is the batched matrix product of f16 on matrix units. A workgroup has SY·SX subgroups of Lanes threads.
+type MatrixProduct struct {
+	AVec, WVec, OVec, Full, Along bool // as in Matmul; Full is for stages of Depth
+
+	M, N, K int // of a product: MxK times KxN
+	Lanes   int // of a subgroup
+	SY, SX  int // subgroups along rows and along columns
+	RM, CN  int // matrices of a subgroup along rows and along columns
+	Depth   int // terms staged at once, a multiple of K
+}
+
 // Softmax is the softmax stage.
 type Softmax struct {
 	Both Both // of a kind of pair operands
@@ -256,18 +267,19 @@ const (
 	InTable         // in the binding table
 )
 
-func (Attention) Name() string  { return "attention" }
-func (Flash) Name() string      { return "flash" }
-func (Matrix) Name() string     { return "matrix" }
-func (MatrixPeak) Name() string { return "matrixpeak" }
-func (Decode) Name() string     { return "decode" }
-func (SplitMerge) Name() string { return "splitmerge" }
-func (Matmul) Name() string     { return "matmul" }
-func (Softmax) Name() string    { return "softmax" }
-func (Gradient) Name() string   { return "gradient" }
-func (RoPE) Name() string       { return "rope" }
-func (NormGate) Name() string   { return "normgate" }
-func (Linear) Name() string     { return "linear" }
-func (Convert) Name() string    { return "convert" }
-func (k Fixed) Name() string    { return string(k) }
-func (k Custom) Name() string   { return k.Title }
+func (Attention) Name() string     { return "attention" }
+func (Flash) Name() string         { return "flash" }
+func (Matrix) Name() string        { return "matrix" }
+func (MatrixPeak) Name() string    { return "matrixpeak" }
+func (Decode) Name() string        { return "decode" }
+func (SplitMerge) Name() string    { return "splitmerge" }
+func (Matmul) Name() string        { return "matmul" }
+func (MatrixProduct) Name() string { return "matrixproduct" }
+func (Softmax) Name() string       { return "softmax" }
+func (Gradient) Name() string      { return "gradient" }
+func (RoPE) Name() string          { return "rope" }
+func (NormGate) Name() string      { return "normgate" }
+func (Linear) Name() string        { return "linear" }
+func (Convert) Name() string       { return "convert" }
+func (k Fixed) Name() string       { return string(k) }
+func (k Custom) Name() string      { return k.Title }

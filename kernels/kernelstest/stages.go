@@ -102,13 +102,17 @@ func testProjections(t *testing.T, dev *kernels.Device) {
 	}
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		for _, bias := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%v bias %v", dtype, bias), func(t *testing.T) { testProject(t, dev, dtype, bias) })
+			t.Run(fmt.Sprintf("%v bias %v", dtype, bias), func(t *testing.T) {
+				testProject(t, dev, dtype, bias, 29)
+				testProject(t, dev, dtype, bias, 531)
+			})
 		}
 	}
 }
 
-func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bool) {
-	const batch, s, m = 2, 37, 29
+// testProject tests layers of m features.
+func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bool, m int) {
+	const batch, s = 2, 37
 	rng := rand.New(rand.NewPCG(7, 7))
 	tensor := func(shape backend.Shape) (backend.Tensor, operand) {
 		o := drawn(rng, shape, dtype)

@@ -64,6 +64,23 @@ struct Strides {
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none, in units of log 2 but for softmax
 }
 
+// MatmulParams are the parameters of matmul.wgsl and matrixproduct.wgsl.
+@ranged struct MatmulParams {
+    row_tiles, col_tiles: u32,
+    heads: u32, // heads of the box
+    head0: u32, // index in the call of the first
+    group: u32, // heads of a for each head of w
+    rows, cols: u32,
+    depth: u32, // terms of a sum in the chunk
+    flags: u32, // GO_ON, LEAVE
+    bias_type: u32, // 0: no bias, else 1 + its type
+    out_type: u32, // type of o
+    bias_base, bias_stride: u32,
+    a: Strides,
+    w: Strides, // s along x, d along n
+    o: Strides,
+}
+
 // Bits of flags.
 const GO_ON: u32 = 1u; // continue from state
 const LEAVE: u32 = 2u; // leave state for the next chunk

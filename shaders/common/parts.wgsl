@@ -58,3 +58,29 @@ fn block_of(n: u32) -> u32 {
     if (n > 2u * both) { return select(first - (n - both), first + (n - both), first == both); }
     return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
 }
+
+// tile_of_product declares the batch b and head h of a workgroup of a matrix product, its first row and column, and where a, w and o begin.
+@inline fn tile_of_product($height, $width) {
+    let c0 = (id % p.col_tiles) * ($width);
+    let r0 = ((id / p.col_tiles) % p.row_tiles) * ($height);
+    let h = (id / p.col_tiles / p.row_tiles) % p.heads;
+    let b = id / p.col_tiles / p.row_tiles / p.heads;
+    let w_head = (p.head0 + h) / p.group - p.head0 / p.group;
+    @each($x $head: a h, w w_head, o h) let $x_at = p.$x.base + b * p.$x.b + $head * p.$x.h;
+}
+
+// load_w loads the thread's part of the next 4·QD terms of w, for 4·CQ columns.
+@inline fn load_w($to) {
+    @unroll for (var n = 0u; n < WN; n++) {
+        let e = t + THREADS * n;
+        $to[n] = vec4<u32>(0u);
+        @if(ALONG == 0u) {
+            let x = x0 + e / CQ;
+            let column = min(c0 + 4u * (e % CQ), (p.cols - 1u) & 0xfffffffcu);
+            if (FULL == 1u || x < p.depth) { $to[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d); }
+        } @else {
+            let column = min(c0 + e / QD, p.cols - 1u);
+            $to[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
+        }
+    }
+}
