@@ -31,9 +31,10 @@ func ScaleRows(dst, src []float32, scale float32) {
 }
 
 // addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
-// outputs of t, with multiply, which takes the values in s.Runs, rows of type e that are ld apart. A value that is not finite spoils the outputs, even with a weight of 0. Where a weight may have to hide
-// one, such values are replaced by 0 first. With look set, this happens only after a product with an output that is not
-// finite: most blocks have none, and their values are then read once.
+// outputs of t. multiply takes the values in s.Runs, rows of type e that are ld apart. A value that is not finite spoils
+// the outputs, even with a weight of 0. Where a weight may have to hide one, such values are replaced by 0 first. With look
+// set, this happens only after a product with an output that is not finite: most blocks have none, and their values are
+// then read once.
 func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool, multiply func(e backend.DType, ld int)) {
 	p, x, clean := &a.Products, a.Products.Layout.Kernels, t.mayHide
 	if a.Scores.Drops {

@@ -129,9 +129,9 @@ type Cut struct {
 	Chunk int
 }
 
-// Boxes appends the boxes of x to list, in a fixed order; nil is a list that stays until the next call. It returns backend.ErrUnsupported when
-// the smallest box does not fit into bindings, and backend.ErrMemory when it does not fit into the
-// memory for streaming.
+// Boxes appends the boxes of x to list, in a fixed order; nil is a list that stays until the next call. It returns
+// backend.ErrUnsupported when the smallest box does not fit into bindings, and backend.ErrMemory when it does not fit into
+// the memory for streaming.
 func (c *Cutter) Boxes(list []Cut, x Box) ([]Cut, error) {
 	if list == nil {
 		list = c.one[:0]
