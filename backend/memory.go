@@ -172,7 +172,7 @@ func (p *Pinned) Unpin() {
 
 // CheckMemory returns ErrMemory when the process cannot have that many bytes more. The error names the
 // bytes, those available and the limit. A negative number is too many.
-func CheckMemory(bytes int64) error { return limits.Request(bytes, func() {}) }
+func CheckMemory(bytes int64) error { return limits.Request(bytes, func() *byte { return nil }) }
 
 // Make returns make([]T, n), or ErrMemory as CheckMemory does. A negative n is too many.
 func Make[T any](n int) (made []T, err error) {
@@ -180,7 +180,10 @@ func Make[T any](n int) (made []T, err error) {
 	if size := int64(max(unsafe.Sizeof(*new(T)), 1)); n >= 0 && int64(n) <= math.MaxInt64/size {
 		bytes = int64(n) * size
 	}
-	err = limits.Request(bytes, func() { made = make([]T, n) })
+	err = limits.Request(bytes, func() *byte {
+		made = make([]T, n)
+		return (*byte)(unsafe.Pointer(unsafe.SliceData(made)))
+	})
 	return made, err
 }
 
@@ -190,6 +193,6 @@ func FailMemory(nth int) (stop func() int) { return limits.Fail(nth) }
 
 // HostMemory returns how many bytes the process can have more, and the lowest limit, whatever is in use.
 func HostMemory() (free, limit int64) {
-	_, free = limits.Tightest()
+	_, free = limits.Tightest(true)
 	return free, limits.Lowest()
 }

@@ -110,4 +110,19 @@ func fill(t *testing.T) {
 			t.Errorf("%d bytes: granted %d times, then %d: %v", bytes, all[0], all[1], err)
 		}
 	}
+
+	// Parts of the heap that are too small for a request do not grant it by their sum.
+	var held [][]byte
+	for b, err := Make[byte](30 * mib); err == nil; b, err = Make[byte](30 * mib) {
+		held = append(held, b)
+	}
+	for i := 0; i < len(held); i += 2 {
+		held[i] = nil
+	}
+	if b, err := Make[byte](200 * mib); !errors.Is(err, ErrMemory) {
+		t.Errorf("%d bytes between %d blocks: %v", len(b), len(held)/2, err)
+	}
+	b, err := Make[byte](15 * mib)
+	must.Do(t, err)
+	runtime.KeepAlive([][][]byte{held, {b}})
 }

@@ -67,16 +67,21 @@ var readUsage = func() (u usage) {
 	return u
 }
 
-// Tightest returns the limit that leaves the least, and what that is.
-func Tightest() (tightest Limit, least int64) {
+// Tightest returns the limit that leaves the least, and what that is. Free parts of the heap count as left by
+// limits of mapped memory when heap is set. They are whole only after a garbage collection.
+func Tightest(heap bool) (tightest Limit, least int64) {
 	u, goLimit := readUsage(), debug.SetMemoryLimit(-1)
 	least = math.MaxInt64
 	for _, l := range append(known(), Limit{"GOMEMLIMIT", goLimit, goLimit, goHeap}) {
 		free := l.room - u.of[l.kind] - reserve
 		if l.kind >= mapped {
-			// Requests that fit into a free part of the heap map nothing. The runtime reports the sum of
-			// the parts: the largest is taken to be half of it.
-			free = max(l.room-u.of[l.kind]-arenas, u.idle/2-reserve)
+			free = l.room - u.of[l.kind] - arenas
+			if heap {
+				// Requests that fit into a free part of the heap map nothing. The runtime reports the sum
+				// of the parts. Small objects may divide them: the largest is taken to be half of what lies
+				// between blocks.
+				free = max(free, min(u.idle, largestHole())/2-reserve)
+			}
 		}
 		if free = max(free, 0); free < least {
 			tightest, least = l, free

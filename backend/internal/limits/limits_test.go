@@ -83,7 +83,7 @@ func TestLimits(t *testing.T) {
 			files[strings.TrimPrefix(name, "/")] = &fstest.MapFile{Data: []byte(text)}
 		}
 		readUsage, known = func() usage { return c.use }, func() []Limit { return readLimits(files, c.use) }
-		if got, free := Tightest(); got.Name != c.name || got.Max != c.max || free != c.free {
+		if got, free := Tightest(true); got.Name != c.name || got.Max != c.max || free != c.free {
 			t.Errorf("%s: %q of %d with %d free, want %q of %d with %d", c.why, got.Name, got.Max, free, c.name, c.max, c.free)
 		}
 	}
@@ -92,11 +92,11 @@ func TestLimits(t *testing.T) {
 // TestGoMemoryLimit shows that the limit of Go's runtime counts, whenever it is set.
 func TestGoMemoryLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 * mib))
-	if l, free := Tightest(); l.Name != "GOMEMLIMIT" || l.Max != 512*mib || free >= 512*mib || Lowest() != 512*mib {
+	if l, free := Tightest(true); l.Name != "GOMEMLIMIT" || l.Max != 512*mib || free >= 512*mib || Lowest() != 512*mib {
 		t.Errorf("%+v with %d free, the lowest is %d", l, free, Lowest())
 	}
 	debug.SetMemoryLimit(1)
-	if _, free := Tightest(); free != 0 {
+	if _, free := Tightest(true); free != 0 {
 		t.Errorf("%d bytes are free above the limit", free)
 	}
 }

@@ -23,10 +23,10 @@ var memory struct {
 	granted atomic.Int64 // since the use was read
 }
 
-// Request calls take, which may allocate bytes, or returns ErrMemory when the process cannot have so many. It
-// grants requests without the lock until their sum reaches a step: no request waits while another goroutine
-// clears gigabytes.
-func Request(bytes int64, take func()) error {
+// Request calls take, which may allocate bytes and returns where they are, or nil. It returns ErrMemory when
+// the process cannot have so many. It grants requests without the lock until their sum reaches a step: no
+// request waits while another goroutine clears gigabytes.
+func Request(bytes int64, take func() *byte) error {
 	if f := injected.Load(); f != nil && f.requests.Add(1) == f.nth {
 		return fmt.Errorf("%d bytes requested, a test refuses them: %w", bytes, ErrMemory)
 	}
@@ -37,16 +37,19 @@ func Request(bytes int64, take func()) error {
 			return err
 		}
 	}
-	take()
+	if start := take(); start != nil && bytes >= recorded && mappingIsLimited() {
+		record(start, bytes)
+	}
 	return nil
 }
 
-// large compares a request with the limits, a second time after a garbage collection.
+// large compares a request with the limits, a second time after a garbage collection. Garbage that is only
+// half collected leaves many small holes, so that large requests count on holes of the heap after it alone.
 func large(bytes int64) error {
-	l, free := tightest()
+	l, free := tightest(bytes < step)
 	if 0 <= bytes && free < bytes && bytes < l.Max {
 		debug.FreeOSMemory()
-		l, free = tightest()
+		l, free = tightest(true)
 	}
 	if bytes < 0 || free < bytes {
 		count := fmt.Sprint(bytes)

@@ -12,7 +12,7 @@ import (
 // ask requests bytes and reports a grant that calls nothing.
 func ask(bytes int64) error {
 	taken := false
-	err := Request(bytes, func() { taken = true })
+	err := Request(bytes, func() *byte { taken = true; return nil })
 	if err == nil && !taken {
 		return errors.New("granted, but not taken")
 	}
@@ -22,7 +22,7 @@ func ask(bytes int64) error {
 // withFree sets a limit of 1 GiB that leaves free bytes.
 func withFree(t *testing.T, free func() int64) {
 	t.Cleanup(func() { tightest = Tightest; memory.granted.Store(0) })
-	tightest = func() (Limit, int64) { return Limit{Name: "GOMEMLIMIT", Max: gib}, free() }
+	tightest = func(bool) (Limit, int64) { return Limit{Name: "GOMEMLIMIT", Max: gib}, free() }
 	memory.granted.Store(0)
 }
 
