@@ -26,30 +26,23 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 		return fmt.Errorf("attention: %w", err)
 	}
 	return b.within(ctx, "attention", func() error {
-		parts := make([]operands, len(calls))
-		for i, c := range calls {
-			parts[i] = operandsOf(c)
-		}
-		w, pins, err := b.pin("attention", parts...)
+		w, pins, err := b.pin("attention", len(calls), func(i int) operands { return operandsOf(calls[i]) })
 		if err != nil {
 			return err
 		}
 		defer pins.unpin()
-		traced := backend.TraceOf(ctx).Progress != nil
-		var ops []*queue.Op
-		for i, c := range calls {
+		if backend.TraceOf(ctx).Progress != nil {
+			for _, c := range calls {
+				w.FLOPs += float64(backend.NewPlan(c).FLOPs)
+			}
+		}
+		return b.dev.Do(ctx, w, len(calls), func(i int) ([]*queue.Op, error) {
 			var way route
 			if looked != nil {
 				way = looked[i]
 			}
-			if ops, err = b.attention(ctx, ops, c, way, len(calls) == 1); err != nil {
-				return err
-			}
-			if traced {
-				w.FLOPs += float64(backend.NewPlan(c).FLOPs)
-			}
-		}
-		return b.dev.Do(ctx, w, ops...)
+			return b.attention(ctx, calls[i], way, len(calls) == 1)
+		})
 	})
 }
 
@@ -97,10 +90,10 @@ func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*b
 	return own, looked, nil
 }
 
-// attention appends the operations of c to ops: one, or one for each slice of V's columns. It measures
+// attention returns the operations of c: one, or one for each slice of V's columns. It measures
 // the variants of the kernel first where the tuner wants that. way is the route of c, or zero.
 // resumable calls may continue from c.Resume and be interrupted.
-func (b *Backend) attention(ctx context.Context, ops []*queue.Op, c *backend.Call, way route, resumable bool) (_ []*queue.Op, err error) {
+func (b *Backend) attention(ctx context.Context, c *backend.Call, way route, resumable bool) (ops []*queue.Op, err error) {
 	if way.c == nil {
 		if way, err = b.route(c); err != nil {
 			return nil, err
@@ -300,7 +293,7 @@ func ranges(c *backend.Call) []byte {
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
 	return b.within(ctx, "warmup", func() error {
-		ops, err := b.attention(ctx, nil, c, route{}, true)
+		ops, err := b.attention(ctx, c, route{}, true)
 		if err != nil {
 			return err
 		}

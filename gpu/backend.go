@@ -190,12 +190,13 @@ func (b *Backend) run(ctx context.Context, name string, build func() (*queue.Op,
 // runAll runs the n operations that build returns as one call, with the operands of their cutters.
 func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i int) (*queue.Op, error)) error {
 	return b.within(ctx, name, func() (err error) {
-		ops, parts := make([]*queue.Op, n), make([]operands, n)
+		ops := make([]*queue.Op, n)
 		for i := range ops {
 			if ops[i], err = build(i); err != nil {
 				return err
 			}
-			o := &parts[i]
+		}
+		w, pins, err := b.pin(name, n, func(i int) (o operands) {
 			for _, x := range ops[i].Cutter.Operands {
 				t := backend.Operand{Name: x.Name, Tensor: x.T}
 				switch x.Use {
@@ -208,13 +209,13 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 					o.out = append(o.out, t)
 				}
 			}
-		}
-		w, pins, err := b.pin(name, parts...)
+			return o
+		})
 		if err != nil {
 			return err
 		}
 		defer pins.unpin()
-		return b.dev.Do(ctx, w, ops...)
+		return b.dev.Do(ctx, w, n, func(i int) ([]*queue.Op, error) { return ops[i : i+1], nil })
 	})
 }
 
@@ -227,11 +228,11 @@ func (p pinned) unpin() {
 	}
 }
 
-// pin checks and pins the operands of each part of a call, for the caller to unpin. The steps of the parts follow one another in
-// shared submissions.
-func (b *Backend) pin(name string, parts ...operands) (w queue.Work, pins pinned, err error) {
-	pins, w.Name = make(pinned, len(parts)), name
-	for i, o := range parts {
+// pin checks and pins the operands of each of n parts of a call, for the caller to unpin.
+func (b *Backend) pin(name string, n int, of func(i int) operands) (w queue.Work, pins pinned, err error) {
+	pins, w.Name = make(pinned, n), name
+	for i := range pins {
+		o := of(i)
 		if err = tooLong(o); err == nil {
 			err = pins[i].Pin(b, b.info.Name, o.out, o.in)
 		}

@@ -39,13 +39,13 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 		if g.Add {
 			o.updated = o.out
 		}
-		w, pins, err := b.pin("backward", o)
+		w, pins, err := b.pin("backward", 1, func(int) operands { return o })
 		if err != nil {
 			return err
 		}
 		defer pins.unpin()
 		w.FLOPs = float64(backend.NewGradientsPlan(g).FLOPs)
-		return b.dev.Do(ctx, w, x.ops...)
+		return b.dev.Do(ctx, w, 1, func(int) ([]*queue.Op, error) { return x.ops, nil })
 	})
 }
 

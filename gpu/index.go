@@ -42,16 +42,14 @@ func (b *Backend) Index(ctx context.Context, c *backend.Index) (keys backend.Ten
 		if err := x.alloc(ctx); err != nil {
 			return err
 		}
-		w, pins, err := b.pin("index", operands{in: in[:], out: []backend.Operand{{Name: "keys", Tensor: x.out}}})
+		o := operands{in: in[:], out: []backend.Operand{{Name: "keys", Tensor: x.out}}}
+		w, pins, err := b.pin("index", 1, func(int) operands { return o })
 		if err != nil {
 			return err
 		}
 		defer pins.unpin()
-		ops, err := x.ops()
-		if err != nil {
-			return err
-		}
-		return b.dev.Do(ctx, w, ops...)
+		q := c.Q.Shape()
+		return b.dev.Do(ctx, w, q[backend.Batch]*ceil(q[backend.Seq], x.rows), x.ops)
 	})
 	if err != nil {
 		return keys, err
@@ -104,8 +102,8 @@ func (x *indexing) alloc(ctx context.Context) (err error) {
 	return err
 }
 
-// ops returns the operations.
-func (x *indexing) ops() (ops []*queue.Op, err error) {
+// ops returns the operations of block n of rows, of all batches.
+func (x *indexing) ops(n int) (ops []*queue.Op, err error) {
 	q, keys := x.c.Q.Shape(), x.c.K.Shape()[backend.Seq]
 	part := func(t backend.Tensor, axis, lo, hi int) backend.Tensor {
 		if err == nil {
@@ -113,35 +111,35 @@ func (x *indexing) ops() (ops []*queue.Op, err error) {
 		}
 		return t
 	}
-	for b := range q[backend.Batch] {
-		qb, kb, wb, out := part(x.c.Q, backend.Batch, b, b+1), part(x.c.K, backend.Batch, b, b+1), part(x.c.W, backend.Batch, b, b+1), part(x.out, backend.Batch, b, b+1)
-		for i := 0; i < q[backend.Seq]; i += x.rows {
-			end := min(i+x.rows, q[backend.Seq])
-			rows := end - i
-			from, to := keys, 0 // that the rows see
-			for r := i; r < end; r++ {
-				if lo, hi := x.c.Visible.Range(b, r, keys); lo < hi {
-					from, to = min(from, lo), max(to, hi)
-				}
-			}
-			from = min(from, max(to, 1)-1) // one key, which is hidden, if they see none
-			to = max(to, 1)
-			var past backend.Tensor
-			for j := from; j < to; j += x.n {
-				n := min(x.n, to-j)
-				best := part(out, backend.Seq, i, end)
-				if j+n < to {
-					best = part(x.best[(j-from)/x.n%2], backend.Seq, 0, rows)
-				}
-				products := part(part(x.products, backend.Seq, 0, rows), backend.Dim, 0, n)
-				product, more := x.b.qk(products, part(qb, backend.Seq, i, end), part(kb, backend.Seq, j, j+n))
-				if err = cmp.Or(err, more); err != nil {
-					return nil, err
-				}
-				ops = append(ops, product, x.choose(products, part(wb, backend.Seq, i, end), past, best, b, i, j))
-				past = best
-			}
+	blocks := ceil(q[backend.Seq], x.rows)
+	b, i := n/blocks, n%blocks*x.rows
+	end := min(i+x.rows, q[backend.Seq])
+	ofRows := func(t backend.Tensor) backend.Tensor {
+		return part(part(t, backend.Batch, b, b+1), backend.Seq, i, end)
+	}
+	qs, ks, w, out := ofRows(x.c.Q), part(x.c.K, backend.Batch, b, b+1), ofRows(x.c.W), ofRows(x.out)
+	from, to := keys, 0 // that the rows see
+	for r := i; r < end; r++ {
+		if lo, hi := x.c.Visible.Range(b, r, keys); lo < hi {
+			from, to = min(from, lo), max(to, hi)
 		}
+	}
+	from = min(from, max(to, 1)-1) // one key, which is hidden, if they see none
+	to = max(to, 1)
+	var past backend.Tensor
+	for j := from; j < to; j += x.n {
+		n := min(x.n, to-j)
+		best := out
+		if j+n < to {
+			best = part(x.best[(j-from)/x.n%2], backend.Seq, 0, end-i)
+		}
+		products := part(part(x.products, backend.Seq, 0, end-i), backend.Dim, 0, n)
+		product, more := x.b.qk(products, qs, part(ks, backend.Seq, j, j+n))
+		if err = cmp.Or(err, more); err != nil {
+			return nil, err
+		}
+		ops = append(ops, product, x.choose(products, w, past, best, b, i, j))
+		past = best
 	}
 	return ops, err
 }

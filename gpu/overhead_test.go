@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -8,9 +9,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -75,6 +79,73 @@ func TestAllocationsOfACall(t *testing.T) {
 	if many > 40 {
 		t.Errorf("%g allocations a call", many)
 	}
+}
+
+// oneCommand submits one command of each submission.
+type oneCommand struct{ port.Device }
+
+func (d oneCommand) Submit(commands []port.Command) (port.Ticket, error) {
+	return d.Device.Submit(commands[:min(len(commands), 1)])
+}
+
+// TestOperationsOfManySequences checks that a call of many packed sequences makes the operations of one submission at a time. At
+// each submission the host holds what keeps the operands of all sequences, and a call that is cancelled makes no more.
+func TestOperationsOfManySequences(t *testing.T) {
+	const sequences, rows, most = 4000, 20, 128 // of them, of each, and dispatches of a submission
+	b, dev := faulty(t, Options{})
+	dev.Device = oneCommand{dev.Device}
+	made, choose := 0, b.choose
+	b.choose = func(s tune.Shape) (tune.Variant, string) { // once for the one dispatch of a sequence
+		made++
+		return choose(s)
+	}
+	cu := make([]int, sequences+1)
+	for i := range cu {
+		cu[i] = rows * i
+	}
+	x := upload(t, b, host(t, backend.Shape{1, 1, rows * sequences, 8}, wave))
+	out := kernels.Result{O: alloc(t, b, backend.F32, x.Shape())}
+	call := prepare(t, b, x, x, x, kernels.Options{CuQ: cu})
+	check(t, call.RunInto(t.Context(), out)) // compiles, and leaves slices that later calls use
+	if made != sequences {
+		t.Fatalf("%d operations for %d sequences", made, sequences)
+	}
+	live := func() int {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	made = 0
+	before, held, submitted := live(), 0, 0
+	dev.Watch(func(name string) {
+		if name == "Submit" {
+			if submitted++; submitted%16 == 0 {
+				held = max(held, live()-before)
+			}
+		}
+	})
+	check(t, call.RunInto(t.Context(), out))
+	// The list of pinned operands, one output and three inputs of a sequence in lists that grow by less than twice, and up to 8 KiB
+	// for an operation, its dispatch and its parameters.
+	bound := sequences*int(unsafe.Sizeof(backend.Pinned{})+2*(unsafe.Sizeof(queue.Output{})+3*unsafe.Sizeof(dev))) + most*8<<10
+	t.Logf("%d submissions, %d bytes of the host, %d are allowed", submitted, held, bound)
+	if submitted < sequences/most || held > bound {
+		t.Errorf("%d submissions, %d bytes of the host, %d are allowed", submitted, held, bound)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	made = 0
+	dev.Watch(func(name string) {
+		if name == "Submit" {
+			cancel()
+		}
+	})
+	must.Fail(t, "cancelled at the first submission", call.RunInto(ctx, out), context.Canceled)
+	if made > most+1 {
+		t.Errorf("cancelled at the first submission: %d operations, a submission has %d", made, most)
+	}
+	dev.Watch(nil)
 }
 
 // resident returns the bytes of memory of the process, 0 where the system does not report

@@ -54,20 +54,12 @@ func (b *Backend) sequences(ctx context.Context, name string, out [2]backend.Ope
 		o.updated = out[1:]
 	}
 	return b.within(ctx, name, func() error {
-		w, pins, err := b.pin(name, o)
+		w, pins, err := b.pin(name, 1, func(int) operands { return o })
 		if err != nil {
 			return err
 		}
 		defer pins.unpin()
-		var ops []*queue.Op
-		for n := range backend.Sequences(cuQ, 1) {
-			more, err := build(n)
-			if err != nil {
-				return err
-			}
-			ops = append(ops, more...)
-		}
-		return b.dev.Do(ctx, w, ops...)
+		return b.dev.Do(ctx, w, backend.Sequences(cuQ, 1), build)
 	})
 }
 

@@ -73,28 +73,34 @@ type Output struct {
 	Whole bool // the call writes all of it
 }
 
-// Do runs the operations of a call. When the context traces progress, a rehearsal adds up their
-// work first. When the call is interrupted and can be resumed, the error is a
+// Do runs the operations that ops returns for each of n parts of a call, in shared submissions. It asks for those of a part
+// when those before are queued: a call of many parts does not hold the operations of all. When the context traces progress, a
+// rehearsal adds up their work first, and asks for them too. When the call is interrupted and can be resumed, the error is a
 // backend.Interrupted.
 //
 // Do returns when everything is submitted. It waits for the results of calls that stream or are
 // traced, and of kernels that run for the first time, because their speed is not known. It returns
 // the error of an earlier call that left an operand incomplete.
-func (d *Device) Do(ctx context.Context, w Work, ops ...*Op) (err error) {
+func (d *Device) Do(ctx context.Context, w Work, n int, ops func(i int) ([]*Op, error)) (err error) {
 	c, err := d.sent.begin(w.Name, w.Written, w.Read)
 	if err != nil {
 		return err
 	}
 	r := d.newRunner(ctx, c)
 	defer func() { r.Finish(err) }()
+	rehearsals := []bool{false}
 	if r.trace.Progress != nil {
-		r.rehearsal, r.plan = true, w.FLOPs
-		if err := r.Queue(ops...); err != nil {
-			return err
-		}
-		r.rehearsal = false
+		rehearsals, r.plan = []bool{true, false}, w.FLOPs
 	}
-	if err = r.Queue(ops...); err == nil {
+	for _, r.rehearsal = range rehearsals {
+		for i := 0; i < n && err == nil; i++ {
+			list, refused := ops(i)
+			if err = cmp.Or(refused, ctx.Err()); err == nil {
+				err = r.Queue(list...)
+			}
+		}
+	}
+	if err == nil {
 		err = r.push()
 	}
 	if err == nil && (r.first || r.stream != nil || r.trace.Kernel != nil || r.trace.Progress != nil) {
