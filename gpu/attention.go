@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
@@ -19,12 +18,8 @@ import (
 // dispatches of several calls share submissions, so that many short sequences cost a
 // dispatch each instead of a round trip. Errors are those of backend.Backend;
 // backend.ErrUnsupported names options that the device does not support together.
-// Lists are downloaded first where kernels cannot look keys up, which waits for the calls before.
+// Lists are downloaded where kernels cannot look keys up, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
-	calls, looked, err := b.download(ctx, calls)
-	if err != nil {
-		return fmt.Errorf("attention: %w", err)
-	}
 	return b.within(ctx, "attention", func() error {
 		w, pins, err := b.pin("attention", len(calls), func(i int) operands { return operandsOf(calls[i]) })
 		if err != nil {
@@ -37,73 +32,50 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 			}
 		}
 		return b.dev.Do(ctx, w, len(calls), func(i int) ([]*queue.Op, error) {
-			var way route
-			if looked != nil {
-				way = looked[i]
+			x, err := b.route(calls[i])
+			if err == nil && x.given == nil && !calls[i].Lists.IsZero() {
+				x, err = b.download(ctx, calls[i])
 			}
-			return b.attention(ctx, calls[i], way, len(calls) == 1)
+			if err != nil {
+				return nil, err
+			}
+			return b.ops(ctx, x, len(calls) == 1)
 		})
 	})
 }
 
-// download returns calls with Listed in place of Lists where kernels cannot look keys up, and, if there are any, the routes
-// of those that have Lists.
-func (b *Backend) download(ctx context.Context, calls []*backend.Call) (own []*backend.Call, looked []route, err error) {
-	own = calls
-	for i, c := range calls {
-		if c.Lists.IsZero() {
-			continue
-		}
-		x, err := b.route(c)
-		if err != nil {
-			return nil, nil, err
-		}
-		if x.given != nil {
-			if looked == nil {
-				looked = make([]route, len(calls))
-			}
-			looked[i] = x
-			continue
-		}
-		host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
-		if err == nil {
-			err = b.Download(ctx, host, c.Lists)
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("key indices: %w", err)
-		}
-		keys, err := host.Int32s()
-		if err == nil {
-			c, err = c.ListKeys(keys)
-		}
-		if err == nil {
-			err = b.headsAsRows(c)
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-		if &own[0] == &calls[0] {
-			own = slices.Clone(calls)
-		}
-		own[i] = c
+// download returns the route of c with Listed in place of Lists, because kernels cannot look its keys up.
+func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err error) {
+	host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
+	if err == nil {
+		err = b.Download(ctx, host, c.Lists)
 	}
-	return own, looked, nil
+	if err != nil {
+		return x, fmt.Errorf("key indices: %w", err)
+	}
+	keys, err := host.Int32s()
+	if err == nil {
+		c, err = c.ListKeys(keys)
+	}
+	if err == nil {
+		err = b.headsAsRows(c)
+	}
+	if err != nil {
+		return x, err
+	}
+	return b.route(c)
 }
 
-// attention returns the operations of c: one, or one for each slice of V's columns. It measures
-// the variants of the kernel first where the tuner wants that. way is the route of c, or zero.
-// resumable calls may continue from c.Resume and be interrupted.
-func (b *Backend) attention(ctx context.Context, c *backend.Call, way route, resumable bool) (ops []*queue.Op, err error) {
-	if way.c == nil {
-		if way, err = b.route(c); err != nil {
+// ops returns the operations of a route: one, or one for each slice of V's columns. It measures the variants of the kernel first
+// where the tuner wants that. Those of resumable calls may continue from Call.Resume and be interrupted.
+func (b *Backend) ops(ctx context.Context, x route, resumable bool) ([]*queue.Op, error) {
+	ops := make([]*queue.Op, len(x.parts))
+	for i, part := range x.parts {
+		part, err := b.tuned(ctx, part)
+		if err != nil {
 			return nil, err
 		}
-	}
-	for _, x := range way.parts {
-		if x, err = b.tuned(ctx, x); err != nil {
-			return nil, err
-		}
-		ops = append(ops, way.op(x, resumable))
+		ops[i] = x.op(part, resumable)
 	}
 	return ops, nil
 }
@@ -293,7 +265,11 @@ func ranges(c *backend.Call) []byte {
 // backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
 	return b.within(ctx, "warmup", func() error {
-		ops, err := b.attention(ctx, c, route{}, true)
+		x, err := b.route(c)
+		if err != nil {
+			return err
+		}
+		ops, err := b.ops(ctx, x, true)
 		if err != nil {
 			return err
 		}
