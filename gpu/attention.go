@@ -21,17 +21,14 @@ import (
 // Lists are downloaded where kernels cannot look keys up, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return b.within(ctx, "attention", func() error {
-		w, pins, err := b.pin("attention", len(calls), func(i int) operands { return operandsOf(calls[i]) })
-		if err != nil {
-			return err
-		}
-		defer pins.unpin()
+		w := queue.Work{Name: "attention"}
 		if backend.TraceOf(ctx).Progress != nil {
 			for _, c := range calls {
 				w.FLOPs += float64(backend.NewPlan(c).FLOPs)
 			}
 		}
-		return b.dev.Do(ctx, w, len(calls), func(i int) ([]*queue.Op, error) {
+		of := func(i int) operands { return operandsOf(calls[i]) }
+		return b.do(ctx, w, len(calls), of, len(calls), func(i int) ([]*queue.Op, error) {
 			x, err := b.route(calls[i])
 			if err == nil && x.given == nil && !calls[i].Lists.IsZero() {
 				x, err = b.download(ctx, calls[i])

@@ -196,7 +196,7 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 				return err
 			}
 		}
-		w, pins, err := b.pin(name, n, func(i int) (o operands) {
+		of := func(i int) (o operands) {
 			for _, x := range ops[i].Cutter.Operands {
 				t := backend.Operand{Name: x.Name, Tensor: x.T}
 				switch x.Use {
@@ -210,35 +210,28 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 				}
 			}
 			return o
-		})
-		if err != nil {
-			return err
 		}
-		defer pins.unpin()
-		return b.dev.Do(ctx, w, n, func(i int) ([]*queue.Op, error) { return ops[i : i+1], nil })
+		return b.do(ctx, queue.Work{Name: name}, n, of, n, func(i int) ([]*queue.Op, error) { return ops[i : i+1], nil })
 	})
 }
 
-// pinned are the operands of the parts of a call.
-type pinned []backend.Pinned
-
-func (p pinned) unpin() {
-	for i := range p {
-		p[i].Unpin()
-	}
-}
-
-// pin checks and pins the operands of each of n parts of a call, for the caller to unpin.
-func (b *Backend) pin(name string, n int, of func(i int) operands) (w queue.Work, pins pinned, err error) {
-	pins, w.Name = make(pinned, n), name
+// do runs a call. It checks and pins the operands of its parts, which of returns, and then queues its operations in n groups, which
+// it asks for one after the other.
+func (b *Backend) do(ctx context.Context, w queue.Work, parts int, of func(i int) operands, n int, ops func(i int) ([]*queue.Op, error)) error {
+	pins := make([]backend.Pinned, parts)
+	defer func() {
+		for i := range pins {
+			pins[i].Unpin()
+		}
+	}()
 	for i := range pins {
 		o := of(i)
-		if err = tooLong(o); err == nil {
+		err := tooLong(o)
+		if err == nil {
 			err = pins[i].Pin(b, b.info.Name, o.out, o.in)
 		}
 		if err != nil {
-			pins.unpin()
-			return w, nil, err
+			return err
 		}
 		w.Written, w.Read = slices.Grow(w.Written, len(o.out)), slices.Grow(w.Read, len(o.in)+1)
 		for _, x := range o.out {
@@ -252,7 +245,7 @@ func (b *Backend) pin(name string, n int, of func(i int) operands) (w queue.Work
 			}
 		}
 	}
-	return w, pins, nil
+	return b.dev.Do(ctx, w, n, ops)
 }
 
 // Wait waits until the device has ended all calls. It returns the error of a call that

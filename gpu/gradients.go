@@ -39,13 +39,8 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 		if g.Add {
 			o.updated = o.out
 		}
-		w, pins, err := b.pin("backward", 1, func(int) operands { return o })
-		if err != nil {
-			return err
-		}
-		defer pins.unpin()
-		w.FLOPs = float64(backend.NewGradientsPlan(g).FLOPs)
-		return b.dev.Do(ctx, w, 1, func(int) ([]*queue.Op, error) { return x.ops, nil })
+		w := queue.Work{Name: "backward", FLOPs: float64(backend.NewGradientsPlan(g).FLOPs)}
+		return b.do(ctx, w, 1, func(int) operands { return o }, 1, func(int) ([]*queue.Op, error) { return x.ops, nil })
 	})
 }
 

@@ -43,13 +43,8 @@ func (b *Backend) Index(ctx context.Context, c *backend.Index) (keys backend.Ten
 			return err
 		}
 		o := operands{in: in[:], out: []backend.Operand{{Name: "keys", Tensor: x.out}}}
-		w, pins, err := b.pin("index", 1, func(int) operands { return o })
-		if err != nil {
-			return err
-		}
-		defer pins.unpin()
 		q := c.Q.Shape()
-		return b.dev.Do(ctx, w, q[backend.Batch]*ceil(q[backend.Seq], x.rows), x.ops)
+		return b.do(ctx, queue.Work{Name: "index"}, 1, func(int) operands { return o }, q[backend.Batch]*ceil(q[backend.Seq], x.rows), x.ops)
 	})
 	if err != nil {
 		return keys, err

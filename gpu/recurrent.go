@@ -54,12 +54,7 @@ func (b *Backend) sequences(ctx context.Context, name string, out [2]backend.Ope
 		o.updated = out[1:]
 	}
 	return b.within(ctx, name, func() error {
-		w, pins, err := b.pin(name, 1, func(int) operands { return o })
-		if err != nil {
-			return err
-		}
-		defer pins.unpin()
-		return b.dev.Do(ctx, w, backend.Sequences(cuQ, 1), build)
+		return b.do(ctx, queue.Work{Name: name}, 1, func(int) operands { return o }, backend.Sequences(cuQ, 1), build)
 	})
 }
 
