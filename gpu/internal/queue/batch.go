@@ -194,8 +194,8 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 		if timed {
 			submit = d.Port.SubmitTimed
 		}
-		f.ticket, err = submit(b.commands)
-		err = d.wrap(err)
+		t, err = submit(b.commands)
+		f.ticket, err = t, d.wrap(err)
 	}
 	if err != nil {
 		s.mu.Lock()
@@ -203,7 +203,6 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 		s.mu.Unlock()
 		return 0, err
 	}
-	t = f.ticket
 	s.add(f)
 	return t, nil
 }

@@ -17,6 +17,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,12 +94,11 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 	}
 	d := NewPlanner(l, name, kind, c)
 	d.Port, d.Pipelines.Dev = dev, dev
-	keep := c.PoolBytes
-	if keep == 0 && kind == backend.Discrete {
+	keep := int64(poolBytes)
+	if kind == backend.Discrete {
 		keep = poolBytesDiscrete
-	} else if keep == 0 {
-		keep = poolBytes
 	}
+	keep = cmp.Or(c.PoolBytes, keep)
 	if c.MemoryBytes > 0 {
 		keep = min(keep, d.Memory().Pool())
 	}

@@ -84,12 +84,11 @@ func (r *Runner) Queue(ops ...*Op) (err error) {
 		}
 		op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
 		var table port.Buffer
-		if err := r.hold(&table, op.tableBytes()); err != nil {
-			return err
-		}
-		if op.Fill != nil {
+		switch err = r.hold(&table, op.tableBytes()); {
+		case err != nil:
+		case op.Fill != nil:
 			err = r.Queue(op.Fill(cut.Window{Buf: table, Size: op.Filled}))
-		} else if table != nil {
+		case table != nil:
 			err = r.d.wrap(r.d.Port.Write(table, 0, op.Table))
 		}
 		if err != nil {

@@ -123,9 +123,6 @@ func (d *Device) Warmup(ctx context.Context, ops ...*Op) (err error) {
 	if err := r.Queue(ops...); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	for _, p := range r.needed {
 		d.Pipelines.Start(p)
 	}
