@@ -86,7 +86,7 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 	}
 	a = attentionPool.Get().(*attention)
 	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
-	a.plan.gatherSmall(c)
+	a.plan.gatherSmall(c, threads)
 	a.tiles.Open(&a.plan.layout, c)
 	if v := &c.Visible; (v.KLen != nil || v.Offsets != nil) && a.plan.taskGroups == 0 {
 		a.sort(c)
@@ -176,54 +176,66 @@ func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 
 // batch is calls that are computed together.
 type batch struct {
+	be     *Backend
 	pinned []backend.Pinned
-	calls  []*attention
-	first  []int // first task of each call
+	calls  []part
 	tasks  int
-	floats int // of scratch, the most of any call
+	floats int // of scratch, the most of any open call
 }
+
+// part is a call of a batch.
+type part struct {
+	c     *backend.Call
+	work  int64
+	first int        // task
+	open  *attention // nil if the call is one task, which opens it
+}
+
+// taskWork is the most work of a call that is one task of a batch, in FLOPs: about 20 microseconds. The caller would
+// open such calls while all workers wait.
+const taskWork = 1 << 21
 
 // open opens calls. After an error, too, the caller must close b.
 func (b *batch) open(be *Backend, calls []*backend.Call) error {
-	type load struct {
-		c    *backend.Call
-		work int64
-	}
-	loads := make([]load, len(calls))
 	total := int64(0)
-	b.pinned = make([]backend.Pinned, len(calls))
+	b.be, b.calls, b.pinned = be, make([]part, len(calls)), make([]backend.Pinned, len(calls))
 	for n, c := range calls {
 		if err := pinCall(&b.pinned[n], c); err != nil {
 			return err
 		}
-		loads[n] = load{c, backend.NewPlan(c).FLOPs}
-		total += loads[n].work
+		b.calls[n] = part{c: c, work: backend.NewPlan(c).FLOPs}
+		total += b.calls[n].work
 	}
 	// Tasks are taken from the last one on.
-	slices.SortStableFunc(loads, func(x, y load) int { return cmp.Compare(x.work, y.work) })
-	b.calls, b.first = make([]*attention, 0, len(calls)), make([]int, 0, len(calls))
-	for _, l := range loads {
-		threads := be.threads()
-		if float64(l.work)*float64(tasksPerThread*threads) <= float64(total) {
+	slices.SortStableFunc(b.calls, func(x, y part) int { return cmp.Compare(x.work, y.work) })
+	for n := range b.calls {
+		x, threads := &b.calls[n], be.threads()
+		x.first = b.tasks
+		if float64(x.work)*float64(tasksPerThread*threads) <= float64(total) {
 			threads = 0 // at most one task of the whole
+			if x.work <= taskWork {
+				b.tasks++
+				continue
+			}
 		} else {
-			threads = min(threads, int(float64(l.work)/float64(total)*float64(threads))+1)
+			threads = min(threads, int(float64(x.work)/float64(total)*float64(threads))+1)
 		}
-		a, err := be.openAttention(l.c, threads)
-		if err != nil {
+		var err error
+		if x.open, err = be.openAttention(x.c, threads); err != nil {
 			return err
 		}
-		b.calls, b.first = append(b.calls, a), append(b.first, b.tasks)
-		b.tasks += a.plan.tasks
-		b.floats = max(b.floats, a.plan.floats)
+		b.tasks += x.open.plan.tasks
+		b.floats = max(b.floats, x.open.plan.floats)
 	}
 	return nil
 }
 
 // close releases the calls and their operands.
 func (b *batch) close() {
-	for _, a := range b.calls {
-		a.release()
+	for _, x := range b.calls {
+		if x.open != nil {
+			x.open.release()
+		}
 	}
 	for n := range b.pinned {
 		b.pinned[n].Unpin()
@@ -232,8 +244,22 @@ func (b *batch) close() {
 
 // Task implements pool.Job.
 func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
-	next, _ := slices.BinarySearch(b.first, t+1)
-	return b.calls[next-1].Task(turn, w, t-b.first[next-1])
+	next, _ := slices.BinarySearchFunc(b.calls, t+1, func(x part, t int) int { return cmp.Compare(x.first, t) })
+	x := &b.calls[next-1]
+	if x.open != nil {
+		return x.open.Task(turn, w, t-x.first)
+	}
+	a, err := b.be.openAttention(x.c, 0)
+	if err != nil {
+		return err
+	}
+	defer a.release()
+	for n := 0; n < a.plan.tasks && err == nil; n++ {
+		if err = w.Grow(a.plan.floats); err == nil {
+			err = a.Task(turn, w, n)
+		}
+	}
+	return err
 }
 
 // ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of each shard, which begins at
@@ -258,7 +284,7 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 			}
 		}
 		x := newPartition(be.kernels, c, be.threads())
-		x.gatherSmall(c)
+		x.gatherSmall(c, be.threads())
 		p.Path, p.Why = x.explain(c)
 		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
 		return p, c.GoMod(false)

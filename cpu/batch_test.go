@@ -27,8 +27,8 @@ func TestBatchIsDivided(t *testing.T) {
 			}
 			var b batch
 			must.Do(t, b.open(be, calls))
-			last := b.tasks - b.first[len(b.first)-1]
-			if first := append(b.first, b.tasks)[1]; first > c.first || last < c.least {
+			last := b.tasks - b.calls[len(calls)-1].first
+			if first := b.calls[1].first; first > c.first || last < c.least {
 				t.Errorf("%s: the shortest call has %d tasks, the longest %d", c.name, first, last)
 			}
 			b.close()

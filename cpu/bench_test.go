@@ -15,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/strided"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
@@ -74,6 +75,62 @@ func BenchmarkUnequal(b *testing.B) {
 			slices.Sort(ratios)
 			b.ReportMetric(ratios[len(ratios)/2], "xEqual")
 		})
+	}
+}
+
+// BenchmarkPacked reports the time of 32 packed causal sequences of unequal lengths, each at its own lower right, as a
+// multiple of that of a batch of equal ones with the same rows and keys in all, for each visible pair. The two take turns;
+// the median counts.
+//
+//	go test -run '^$' -bench Packed -benchtime 61x ./cpu
+func BenchmarkPacked(b *testing.B) {
+	const sequences, heads, dim = 32, 8, 64
+	for _, c := range []struct {
+		decode                bool
+		least, most, keyHeads int
+	}{{false, 40, 600, heads}, {false, 10, 60, heads}, {true, 40, 600, heads}, {true, 40, 600, 2}, {true, 400, 1600, heads}, {true, 400, 1600, 2}, {true, 8, 64, heads}} {
+		for threads := 1; threads <= 2; threads++ {
+			b.Run(fmt.Sprintf("decode=%v/keys%d-%d/on%d/threads%d", c.decode, c.least, c.most, c.keyHeads, threads), func(b *testing.B) {
+				dev := kernels.NewDevice(open(b, Options{Threads: threads}))
+				opt := kernels.Options{Causal: true, Align: kernels.LowerRight}
+				packed := opt
+				packed.CuQ, packed.CuK = []int{0}, []int{0}
+				mean, pairs := (c.least+c.most)/2, [2]float64{} // of equal sequences, of packed ones
+				add := func(n, keys int) (rows int) {
+					if rows = keys; c.decode {
+						rows = 1
+					}
+					pairs[n] += float64(rows*keys - rows*(rows-1)/2)
+					return rows
+				}
+				rows := 0
+				for n := range sequences { // short and long ones in turns
+					keys := c.least + (c.most-c.least)*(n*13%sequences)/(sequences-1)
+					packed.CuQ, packed.CuK = append(packed.CuQ, packed.CuQ[n]+add(1, keys)), append(packed.CuK, packed.CuK[n]+keys)
+					rows = add(0, mean)
+				}
+				call := func(opt kernels.Options, batch, rows, keys int) func() float64 {
+					tensor := func(heads, n int) kernels.Tensor {
+						return swap(b, random(b, uint64(n), backend.Shape{batch, n, heads, dim}), backend.Heads, backend.Seq)
+					}
+					x := must.Get(dev.Prepare(tensor(heads, rows), tensor(c.keyHeads, keys), tensor(c.keyHeads, keys), opt))(b)
+					out := must.Get(x.Alloc(b.Context()))(b)
+					return func() float64 {
+						start := time.Now()
+						must.Do(b, x.RunInto(b.Context(), out))
+						return time.Since(start).Seconds()
+					}
+				}
+				equal, unequal := call(opt, sequences, rows, mean), call(packed, 1, packed.CuQ[sequences], packed.CuK[sequences])
+				var ratios []float64
+				for b.Loop() {
+					even := equal()
+					ratios = append(ratios, unequal()/even/pairs[1]*pairs[0])
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[len(ratios)/2], "xEqual")
+			})
+		}
 	}
 }
 

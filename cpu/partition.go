@@ -183,8 +183,8 @@ const (
 	smallGroupWork, smallRowWork = 64, 64
 )
 
-// gatherSmall makes tasks of several groups if the groups of c are small problems.
-func (x *partition) gatherSmall(c *backend.Call) {
+// gatherSmall makes tasks of several groups for at most threads goroutines if the groups of c are small problems.
+func (x *partition) gatherSmall(c *backend.Call, threads int) {
 	p, l := &c.Problem, &x.layout
 	d := &l.Dims
 	plain := p.Mask.IsZero() && p.Blocks.IsZero() && p.Bias.IsZero() && p.Relative.IsZero() &&
@@ -202,7 +202,7 @@ func (x *partition) gatherSmall(c *backend.Call) {
 	}
 	groups := d.Batch * d.KVHeads
 	most := smallTaskWork / (smallGroupWork + l.Rows*(smallRowWork+d.SeqK*(d.Dim+d.ValueDim)))
-	x.taskGroups = max(1, min(most, groups/max(1, decodeTasks*x.threads)))
+	x.taskGroups = max(1, min(most, groups/max(1, decodeTasks*threads)))
 	x.tasks = tile.CeilDiv(groups, x.taskGroups)
 	x.threads = max(1, min(x.threads, x.tasks))
 }

@@ -23,13 +23,20 @@ var scratches = sync.Pool{New: func() any { return new(Scratch) }}
 // takeScratch returns a scratch of n floats, or ErrMemory. giveBack returns it to the pool.
 func takeScratch(n int) (*Scratch, error) {
 	w := scratches.Get().(*Scratch)
-	var err error
-	if Resize(&w.arena, n+AlignFloats, &err); err != nil {
+	if err := w.Grow(n); err != nil {
 		w.giveBack()
-		return nil, fmt.Errorf("scratch of a thread: %w", err)
+		return nil, err
 	}
-	w.Reset()
 	return w, nil
+}
+
+// Grow makes n floats available, and all again. It returns ErrMemory.
+func (w *Scratch) Grow(n int) (err error) {
+	w.Reset()
+	if Resize(&w.arena, n+AlignFloats, &err); err != nil {
+		return fmt.Errorf("scratch of a thread: %w", err)
+	}
+	return nil
 }
 
 // AlignFloats is the most floats that the alignment of 48 slices takes.
