@@ -57,6 +57,7 @@ type Call struct {
 	q, k, v Tensor
 	dims    backend.Dims
 	packed  bool            // CuQ or CuK is set
+	pages   *backend.Pages  // of the options, or nil
 	problem backend.Problem // of the whole call, unless sequences are packed
 	// subs are the backend calls that compute the call; each row belongs to one.
 	subs  []subcall
@@ -110,7 +111,7 @@ func (c *Call) addAll() error {
 		return err
 	}
 	c.problem = p.Problem
-	if c.opt.Pages != nil {
+	if c.pages != nil {
 		if err := c.all(Result{}).CheckPages(); err != nil {
 			return err
 		}
@@ -123,15 +124,12 @@ func (c *Call) addAll() error {
 			return err
 		}
 	}
-	return c.add(&p, c.pages(), 0, 0, 0)
+	return c.add(&p, c.pages, 0, 0, 0)
 }
-
-// pages returns the pages of the call, or nil.
-func (c *Call) pages() *backend.Pages { return (*backend.Pages)(c.opt.Pages) }
 
 // all returns the call with all its operands and outputs, before it is cut.
 func (c *Call) all(out Result) *backend.Call {
-	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.pages()}
+	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.pages}
 	if c.opt.onDevice() {
 		x.Lists = c.opt.KeyIndices.Tensor
 	}
@@ -245,8 +243,9 @@ func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
 		return c.ready()
 	}
 	clear(c.subs) // which would keep other memory reachable
-	*c = Call{dev: c.dev, opt: opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, subs: c.subs[:0], calls: c.calls[:0]}
-	c.dims, err = operandDims(q, k, v, c.pages())
+	*c = Call{dev: c.dev, opt: opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, pages: (*backend.Pages)(opt.Pages),
+		subs: c.subs[:0], calls: c.calls[:0]}
+	c.dims, err = operandDims(q, k, v, c.pages)
 	if err == nil && (opt.Weights || c.packed || opt.KeyIndices != nil) { // other calls take all options
 		err = c.checkPath(opt.Weights)
 	}

@@ -163,7 +163,7 @@ func checkCumulative(name string, cu []int, total int, of string) error {
 // addSequence appends the subcalls of sequence n, which has rows.
 func (c *Call) addSequence(n int) error {
 	opt, heads := c.opt, c.dims.Heads
-	row, key, keys, pages := opt.CuQ[n], 0, c.dims.SeqK, c.pages()
+	row, key, keys, pages := opt.CuQ[n], 0, c.dims.SeqK, c.pages
 	switch {
 	case pages == nil:
 		key, keys = opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]

@@ -115,7 +115,7 @@ func (c *Call) addLists(p *region.Problem) error {
 		return fmt.Errorf("key indices: next to a Tensor of %d keys a row, there are %d Indices, TopK is %d and Rows %d: leave them 0: %w", top, len(x.Indices), x.TopK, x.Rows, ErrOption)
 	case top == 0: // no row sees a key
 		p.Visible.KLen = make([]int, d.Batch)
-		return c.add(p, c.pages(), 0, 0, 0)
+		return c.add(p, c.pages, 0, 0, 0)
 	}
 	batches := d.Batch // of a subcall
 	if d.SeqQ > 1 {
@@ -127,7 +127,7 @@ func (c *Call) addLists(p *region.Problem) error {
 			part.Lo[Batch], part.Hi[Batch] = b, b+batches
 			part.Lo[Heads], part.Hi[Heads] = h*share, (h+1)*share
 			p.Regions = []region.Region{part}
-			if err := c.add(p, c.pages(), 0, 0, 0); err != nil || len(c.subs) == 0 { // no scores
+			if err := c.add(p, c.pages, 0, 0, 0); err != nil || len(c.subs) == 0 { // no scores
 				return err
 			}
 			s := &c.subs[len(c.subs)-1]
