@@ -3,7 +3,6 @@ package backend
 import (
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -76,14 +75,4 @@ func (p *Problem) GoMod(gradients bool) error {
 		return fmt.Errorf("score mod: Go or Derivative is nil, which the CPU and checks call: %w", ErrUnsupported)
 	}
 	return nil
-}
-
-// ModHides reports whether the ScoreMod of p, if there is one, hides key j from row i.
-func (p *Problem) ModHides(b, h, i, j int) bool {
-	if p.ScoreMod == nil {
-		return false
-	}
-	var s [1]float32
-	p.Modify(p.ScoreMod.Go, s[:], b, h, i, j)
-	return s[0] < -math.MaxFloat32
 }

@@ -242,12 +242,16 @@ func (sc *Scores) sees(b, h, rows, keys int) bool {
 	return sc.blocks.Bools[sc.blocks.Index(b, h, rows)+keys*sc.blocks.Stride[backend.Dim]]
 }
 
-// Hides reports whether a mask or an infinite bias hides key j from row i.
+// Hides reports whether a mask, the score mod or an infinite bias hides key j from row i.
 func (sc *Scores) Hides(b, h, i, j int) bool {
 	var seen [1]bool
 	sc.seenRow(seen[:], b, h, i, j)
 	j = sc.Key(b, j)
-	return !seen[0] || sc.problem.ModHides(b, h, i, j) || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
+	var zero [1]float32 // as a score
+	if m := sc.problem.ScoreMod; m != nil && seen[0] {
+		sc.problem.Modify(m.Go, zero[:], b, h, i, j)
+	}
+	return !seen[0] || zero[0] == vec.NegInf || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
 		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
 }
 
