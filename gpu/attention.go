@@ -45,7 +45,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err error) {
 	host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
 	if err == nil {
-		err = b.Download(ctx, host, c.Lists)
+		err = b.read(ctx, host, c.Lists)
 	}
 	if err != nil {
 		return x, fmt.Errorf("key indices: %w", err)
