@@ -48,7 +48,7 @@ type Job struct {
 
 // maxHeads is the most state heads of a task, and taskShare the least tasks of each thread with several heads each.
 const (
-	maxHeads  = 8
+	maxHeads  = 32
 	taskShare = 4
 )
 
@@ -128,8 +128,11 @@ func (j *Job) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		n, lo, hi := t/j.states, 0, 0
 		r.b, lo, hi = backend.Sequence(j.cuQ, n, j.v.Shape[backend.Seq])
 		r.h, r.ahead = t%j.states, 0
-		if next := t + 1; j.inPlace && next < end {
-			r.ahead = j.presentState.Index(next/j.states, next%j.states, 0) - j.presentState.Index(n, r.h, 0)
+		if next := t + 1; next < end {
+			j.prefetch(next)
+			if j.inPlace {
+				r.ahead = j.presentState.Index(next/j.states, next%j.states, 0) - j.presentState.Index(n, r.h, 0)
+			}
 		}
 		r.open(n)
 		for lo < hi {
@@ -144,6 +147,24 @@ func (j *Job) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		}
 	}
 	return nil
+}
+
+// prefetch prefetches the operands of the first token of state head t, except for its state.
+func (j *Job) prefetch(t int) {
+	b, lo, hi := backend.Sequence(j.cuQ, t/j.states, j.v.Shape[backend.Seq])
+	h := t % j.states
+	if lo == hi {
+		return
+	}
+	j.k.Prefetch(b, h*j.k.Shape[backend.Heads]/j.states, lo)
+	j.v.Prefetch(b, h, lo)
+	for g := range j.group {
+		j.q.Prefetch(b, (h*j.group+g)*j.q.Shape[backend.Heads]/j.o.Shape[backend.Heads], lo)
+		j.o.Prefetch(b, h*j.group+g, lo)
+	}
+	if j.channels {
+		j.decays.Prefetch(b, h, lo)
+	}
 }
 
 // open sets r.s to the state before the first token of sequence n.

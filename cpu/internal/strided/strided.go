@@ -153,16 +153,26 @@ func (v *Tensor) prefetch(b, h, s int, all bool) {
 	if all {
 		from = s
 	}
-	list, at, ld, d := v.Listed[b], v.Index(b, h, 0), v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
-	keys := list[min(from, len(list)):min(to, len(list))]
+	list := v.Listed[b]
+	v.prefetchRows(v.Index(b, h, 0), list[min(from, len(list)):min(to, len(list))])
+}
+
+// Prefetch prefetches row s of head h of batch b.
+func (v *Tensor) Prefetch(b, h, s int) { v.prefetchRows(v.Index(b, h, s), firstRow) }
+
+var firstRow = []int32{0} // allocated once
+
+// prefetchRows prefetches the listed ones of the rows from index at on, unless they are in pages.
+func (v *Tensor) prefetchRows(at int, list []int32) {
+	ld, d := v.Stride[backend.Seq], v.DType.Row(v.Shape[backend.Dim])
 	switch {
 	case v.Pages != nil:
 	case v.F32 != nil:
-		vec.PrefetchRows(v.F32[at:], keys, ld, d)
+		vec.PrefetchRows(v.F32[at:], list, ld, d)
 	case v.Bits != nil:
-		vec.PrefetchRows(v.Bits[at:], keys, ld, d)
+		vec.PrefetchRows(v.Bits[at:], list, ld, d)
 	default:
-		vec.PrefetchRows(v.Bytes[at:], keys, ld, d)
+		vec.PrefetchRows(v.Bytes[at:], list, ld, d)
 	}
 }
 
