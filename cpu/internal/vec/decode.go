@@ -25,6 +25,7 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 		}
 		return
 	}
+	dots := x.forRows(e, runs, heads).dots[e]
 	most, at := max(1, budget/(d*heads))*x.Lanes, 0
 	apart := max(1, e.Size()) * ldk // Fixed has no size
 	for i := 0; i < len(runs); i++ {
@@ -34,11 +35,19 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 		}
 		for j := 0; j < n; j += most {
 			some := min(most, n-j)
-			x.dots[e](&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[first].rows), j*apart)), apart, runs[first].words(),
+			dots(&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[first].rows), j*apart)), apart, runs[first].words(),
 				&q[0], 4*ldq, heads, d/x.Lanes, some/x.Lanes)
 		}
 		at += n
 	}
+}
+
+// forRows returns the table whose kernels Dots and Mix call for heads query rows and for runs.
+func (x *Kernels) forRows(e backend.DType, runs []Run, heads int) *Kernels {
+	if x.inOrder && heads == 1 && len(runs) == 1 && runs[0].jump <= 0 && x.single.dots[e] != nil {
+		return x.single
+	}
+	return x
 }
 
 // pairedRun is the length of runs that some kernels take in pairs: the dots of one row and a
@@ -66,11 +75,11 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 		valuesGonum(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
 		return
 	}
-	vectors, apart := d/x.Lanes, e.Size()*ldv
+	vectors, apart, mix := d/x.Lanes, e.Size()*ldv, x.forRows(e, runs, heads).mix[e]
 	for h := 0; h < heads; {
 		rows, done := 0, 0
-		for i := range x.mix[e] {
-			t := &x.mix[e][i]
+		for i := range mix {
+			t := &mix[i]
 			if rows == 0 && h+t.rows <= heads {
 				rows = t.rows
 			}

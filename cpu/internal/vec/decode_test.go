@@ -18,7 +18,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		w, n := x.Width, 9*x.Lanes
 		for _, d := range []int{x.Lanes, 3 * x.Lanes, 4 * x.Lanes, 9 * x.Lanes} {
-			for _, heads := range []int{1, 2, 4, 5, 8} {
+			for i, heads := range []int{1, 1, 2, 4, 5, 8} {
 				k, q := random(rng, n*(d+1)), random(rng, heads*d)
 				qt := make([]float32, d*w)
 				for h := range heads {
@@ -27,9 +27,12 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				s, st := make([]float32, heads*n), make([]float32, n*w)
-				runs := inRuns(rng, x.Lanes, n, k, d+1, n, d)
-				x.Dots(F32, s, n, runs, d+1, q, d, heads, d)
-				x.Scores(st, runs, d+1, qt, d, filled(w, 0))
+				ld, runs := d+1, inRuns(rng, x.Lanes, n, k, d+1, n, d)
+				if i == 0 {
+					ld, runs = d, AppendRun(nil, k, d, n, d, k)
+				}
+				x.Dots(F32, s, n, runs, ld, q, d, heads, d)
+				x.Scores(st, runs, ld, qt, d, filled(w, 0))
 				for h := range heads {
 					for j := range n {
 						if s[h*n+j] != st[j*w+h] {
@@ -38,7 +41,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				two := make([]float32, heads*n)
-				twin.Dots(F32, two, n, runs, d+1, q, d, heads, d)
+				twin.Dots(F32, two, n, runs, ld, q, d, heads, d)
 				within(t, "dots", s, two, 0)
 
 				o, alpha := random(rng, heads*d), random(rng, w)
@@ -49,10 +52,12 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				o2 := clone(o)
-				runs = inRuns(rng, 1, n, k, d+1, n, d)
-				x.Mix(F32, o, d, runs, d+1, s, n, alpha, heads, d)
-				valuesByLane(x, ot, runs, d+1, st, d, alpha)
-				twin.Mix(F32, o2, d, runs, d+1, s, n, alpha, heads, d)
+				if i > 0 {
+					runs = inRuns(rng, 1, n, k, ld, n, d)
+				}
+				x.Mix(F32, o, d, runs, ld, s, n, alpha, heads, d)
+				valuesByLane(x, ot, runs, ld, st, d, alpha)
+				twin.Mix(F32, o2, d, runs, ld, s, n, alpha, heads, d)
 				within(t, "mix", o, o2, 0)
 				for h := range heads {
 					for i := range d {
@@ -118,6 +123,10 @@ func TestDecodeNarrow(t *testing.T) {
 						narrow(t, kernels, x, F16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
 						Load(kernels, BF16, wide, d, bits, d+3, n, d)
 						narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
+						for _, e := range []backend.DType{F16, BF16} {
+							Load(kernels, e, wide, d, bits, d, n, d)
+							narrow(t, kernels, x, e, AppendRun(nil, bits, d, n, d, bits), d, wide, heads, d)
+						}
 					}
 					if ld := len(blocks) / n; d%32 == 0 {
 						Load(kernels, Q4, wide, d, blocks, ld, n, d)
@@ -181,6 +190,9 @@ func narrow(t *testing.T, x, plain *Kernels, e backend.DType, runs []Run, ld int
 		first.n, rest.n = 1, r.n-1
 		rest.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.Size()))
 		odd = append(odd, first, rest)
+	}
+	if len(runs) == 1 {
+		odd = runs
 	}
 	x.Mix(e, o, d, odd, ld, s, n, alpha, heads, d)
 	plain.Mix(F32, o2, d, all, d, s, n, alpha, heads, d)

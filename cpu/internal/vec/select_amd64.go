@@ -17,22 +17,25 @@ var assembly = func() []*Kernels {
 	const authenticAMD = 0x68747541 // its first letters
 	model, _ := cpuid(1)
 	_, vendor := cpuid(0)
-	amd := x.HasAVX512BF16 && vendor == authenticAMD
-	wide := tablesAVX512(x.HasAVX512VNNI, amd && model>>20&0xff == 25-15)
-	if amd {
-		wide = wide.WithoutTiles()
+	if !x.HasAVX512BF16 || vendor != authenticAMD {
+		return []*Kernels{tablesAVX512(x.HasAVX512VNNI, 0), &kernelsAVX2}
 	}
+	wide := tablesAVX512(x.HasAVX512VNNI, 15+model>>20&0xff).WithoutTiles()
 	return []*Kernels{wide, &kernelsAVX2}
 }()
 
-// tablesAVX512 returns the tables of AVX-512. Narrow tables are copies of the widest one, so they lack what
-// it lacks. Zen 4, family 25, has units of 256 bits: pairs of keys do not pay for their interleaving.
-func tablesAVX512(vnni, zen4 bool) *Kernels {
+// The families of AMD's processors with bf16.
+const zen4, zen5 = 25, 26
+
+// tablesAVX512 returns the tables of AVX-512 for a family of AMD's, or 0 for others. Narrow tables are copies of the widest
+// one, so they lack what it lacks. Zen 4 has units of 256 bits: pairs of keys do not pay for their interleaving.
+func tablesAVX512(vnni bool, family uint32) *Kernels {
 	x, half := kernelsAVX512, narrowAVX512Half(kernelsAVX2)
+	x.single, x.inOrder = &kernelsAVX512Single, family == zen5
 	if !vnni {
 		x.dots[Fixed] = nil
 	}
-	if zen4 {
+	if family == zen4 {
 		half.tile.scores = half.tile.scores[1:]
 	}
 	x.narrow = []*Kernels{half, narrowAVX512x1(x), narrowAVX512x2(x)}

@@ -11,7 +11,7 @@ import (
 // TestVNNI shows that no table for processors without VNNI, Skylake-X for one, has the kernel that needs it.
 func TestVNNI(t *testing.T) {
 	for _, vnni := range []bool{true, false} {
-		for _, x := range withNarrow([]*Kernels{tablesAVX512(vnni, false)}) {
+		for _, x := range withNarrow([]*Kernels{tablesAVX512(vnni, 0)}) {
 			// Vectors of 8 lanes have the kernel of AVX2.
 			if want := vnni || x.Lanes == 8; x.HasFixed() != want {
 				t.Errorf("VNNI %v, %d query rows: HasFixed is %v", vnni, x.Width, !want)

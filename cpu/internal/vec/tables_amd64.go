@@ -140,6 +140,21 @@ var kernelsAVX2 = Kernels{
 	},
 }
 
+var kernelsAVX512Single = Kernels{
+	Tier: "avx512", Lanes: 16, Width: 64,
+	tile: tileKernels{},
+	dots: [Fixed + 1]dotsFunc{
+		F32:  dotsAVX512Single,
+		F16:  dotsF16AVX512Single,
+		BF16: dotsBF16AVX512Single,
+	},
+	mix: [elements][]registerTile[mixFunc]{
+		F32:  {{1, 8, mix1x8AVX512Single}, {1, 4, mix1x4AVX512Single}, {1, 1, mix1x1AVX512Single}},
+		F16:  {{1, 8, mixF161x8AVX512Single}, {1, 4, mixF161x4AVX512Single}, {1, 1, mixF161x1AVX512Single}},
+		BF16: {{1, 8, mixBF161x8AVX512Single}, {1, 4, mixBF161x4AVX512Single}, {1, 1, mixBF161x1AVX512Single}},
+	},
+}
+
 // narrowAVX512Half returns x, a copy of kernelsAVX2, with kernels for tiles of 8 query rows.
 func narrowAVX512Half(x Kernels) *Kernels {
 	x.Tier, x.Width, x.narrow = "avx512", 8, nil

@@ -56,6 +56,10 @@ type Kernels struct {
 
 	tile   tileKernels
 	narrow []*Kernels // tables of the same tier with a smaller Width, in ascending order
+	// single has dots and mix for one query row and adjacent rows of keys or values, which it prefetches in the order of
+	// their addresses. Zen 5, for which inOrder is set, reads them up to 1.5 times as fast.
+	single  *Kernels
+	inOrder bool
 
 	exp2       func(x *float32, vectors int, m float32)
 	softcap    func(x *float32, vectors int, c float32)

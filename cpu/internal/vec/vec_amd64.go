@@ -460,6 +460,42 @@ func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 // mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// dotsAVX512Single is Kernels.dots[F32].
+func dotsAVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mix1x8AVX512Single is Kernels.mix[F32] for 1 rows and 8 vectors.
+func mix1x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix1x4AVX512Single is Kernels.mix[F32] for 1 rows and 4 vectors.
+func mix1x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mix1x1AVX512Single is Kernels.mix[F32] for 1 rows and 1 vectors.
+func mix1x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsF16AVX512Single is Kernels.dots[F16].
+func dotsF16AVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixF161x8AVX512Single is Kernels.mix[F16] for 1 rows and 8 vectors.
+func mixF161x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x4AVX512Single is Kernels.mix[F16] for 1 rows and 4 vectors.
+func mixF161x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x1AVX512Single is Kernels.mix[F16] for 1 rows and 1 vectors.
+func mixF161x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsBF16AVX512Single is Kernels.dots[BF16].
+func dotsBF16AVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixBF161x8AVX512Single is Kernels.mix[BF16] for 1 rows and 8 vectors.
+func mixBF161x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixBF161x4AVX512Single is Kernels.mix[BF16] for 1 rows and 4 vectors.
+func mixBF161x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixBF161x1AVX512Single is Kernels.mix[BF16] for 1 rows and 1 vectors.
+func mixBF161x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // dotsF8AVX2 is Kernels.dots[F8].
 func dotsF8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 

@@ -35224,6 +35224,1830 @@ key:
 	VZEROUPPER
 	RET
 
+// func dotsAVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·dotsAVX512Single(SB), NOSPLIT, $8-80
+	MOVQ lds+8(FP), AX
+	MOVQ ldk+24(FP), CX
+	MOVQ ldq+48(FP), DX
+	LEAQ (AX)(AX*2), AX
+	LEAQ (DX)(DX*2), AX
+	MOVQ run+32(FP), AX
+	MOVQ 8(AX), SI
+	MOVQ 24(AX), DI
+
+fours:
+	MOVQ   k+16(FP), AX
+	MOVQ   q+40(FP), DX
+	VPXORD Z0, Z0, Z0
+	MOVQ   chunks+64(FP), BX
+	MOVQ   BX, (SP)
+
+four:
+	MOVQ             AX, BX
+	MOVQ             CX, R8
+	SHLQ             $0x04, R8
+	VMOVUPS          (BX), Z1
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z2
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z3
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z4
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z5
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z6
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z7
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z8
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z9
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z10
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z11
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z12
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z13
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z14
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z15
+	ADDQ             CX, BX
+	VMOVUPS          (BX), Z16
+	MOVQ             AX, BX
+	SUBQ             k+16(FP), BX
+	SHLQ             $0x04, BX
+	ADDQ             k+16(FP), BX
+	ADDQ             R8, BX
+	VUNPCKLPS        Z2, Z1, Z17
+	VUNPCKHPS        Z2, Z1, Z1
+	PREFETCHT0       (BX)
+	VUNPCKLPS        Z4, Z3, Z2
+	VUNPCKHPS        Z4, Z3, Z3
+	PREFETCHT0       64(BX)
+	VUNPCKLPS        Z6, Z5, Z4
+	VUNPCKHPS        Z6, Z5, Z5
+	PREFETCHT0       128(BX)
+	VUNPCKLPS        Z8, Z7, Z6
+	VUNPCKHPS        Z8, Z7, Z7
+	PREFETCHT0       192(BX)
+	VUNPCKLPS        Z10, Z9, Z8
+	VUNPCKHPS        Z10, Z9, Z9
+	PREFETCHT0       256(BX)
+	VUNPCKLPS        Z12, Z11, Z10
+	VUNPCKHPS        Z12, Z11, Z11
+	PREFETCHT0       320(BX)
+	VUNPCKLPS        Z14, Z13, Z12
+	VUNPCKHPS        Z14, Z13, Z13
+	PREFETCHT0       384(BX)
+	VUNPCKLPS        Z16, Z15, Z14
+	VUNPCKHPS        Z16, Z15, Z15
+	PREFETCHT0       448(BX)
+	VUNPCKLPD        Z2, Z17, Z16
+	VUNPCKHPD        Z2, Z17, Z2
+	PREFETCHT0       512(BX)
+	VUNPCKLPD        Z3, Z1, Z17
+	VUNPCKHPD        Z3, Z1, Z1
+	PREFETCHT0       576(BX)
+	VUNPCKLPD        Z6, Z4, Z3
+	VUNPCKHPD        Z6, Z4, Z4
+	PREFETCHT0       640(BX)
+	VUNPCKLPD        Z7, Z5, Z6
+	VUNPCKHPD        Z7, Z5, Z5
+	PREFETCHT0       704(BX)
+	VUNPCKLPD        Z10, Z8, Z7
+	VUNPCKHPD        Z10, Z8, Z8
+	PREFETCHT0       768(BX)
+	VUNPCKLPD        Z11, Z9, Z10
+	VUNPCKHPD        Z11, Z9, Z9
+	PREFETCHT0       832(BX)
+	VUNPCKLPD        Z14, Z12, Z11
+	VUNPCKHPD        Z14, Z12, Z12
+	PREFETCHT0       896(BX)
+	VUNPCKLPD        Z15, Z13, Z14
+	VUNPCKHPD        Z15, Z13, Z13
+	PREFETCHT0       960(BX)
+	MOVQ             SI, BX
+	ANDQ             $-4096, BX
+	PREFETCHT1       (BX)
+	ADDQ             $0x00000100, SI
+	VSHUFF32X4       $0x88, Z3, Z16, Z15
+	VSHUFF32X4       $0xdd, Z3, Z16, Z3
+	VSHUFF32X4       $0x88, Z11, Z7, Z16
+	VSHUFF32X4       $0xdd, Z11, Z7, Z7
+	VSHUFF32X4       $0x88, Z16, Z15, Z11
+	VSHUFF32X4       $0x88, Z7, Z3, Z18
+	VSHUFF32X4       $0xdd, Z16, Z15, Z15
+	VSHUFF32X4       $0xdd, Z7, Z3, Z3
+	MOVQ             SI, BX
+	ANDQ             $-4096, BX
+	PREFETCHT1       (BX)
+	ADDQ             $0x00000100, SI
+	VSHUFF32X4       $0x88, Z4, Z2, Z7
+	VSHUFF32X4       $0xdd, Z4, Z2, Z2
+	VSHUFF32X4       $0x88, Z12, Z8, Z4
+	VSHUFF32X4       $0xdd, Z12, Z8, Z8
+	VSHUFF32X4       $0x88, Z4, Z7, Z12
+	VSHUFF32X4       $0x88, Z8, Z2, Z16
+	VSHUFF32X4       $0xdd, Z4, Z7, Z4
+	VSHUFF32X4       $0xdd, Z8, Z2, Z2
+	MOVQ             SI, BX
+	ANDQ             $-4096, BX
+	PREFETCHT1       (BX)
+	ADDQ             $0x00000100, SI
+	VSHUFF32X4       $0x88, Z6, Z17, Z7
+	VSHUFF32X4       $0xdd, Z6, Z17, Z6
+	VSHUFF32X4       $0x88, Z14, Z10, Z8
+	VSHUFF32X4       $0xdd, Z14, Z10, Z10
+	VSHUFF32X4       $0x88, Z8, Z7, Z14
+	VSHUFF32X4       $0x88, Z10, Z6, Z17
+	VSHUFF32X4       $0xdd, Z8, Z7, Z7
+	VSHUFF32X4       $0xdd, Z10, Z6, Z6
+	MOVQ             SI, BX
+	ANDQ             $-4096, BX
+	PREFETCHT1       (BX)
+	ADDQ             $0x00000100, SI
+	VSHUFF32X4       $0x88, Z5, Z1, Z8
+	VSHUFF32X4       $0xdd, Z5, Z1, Z1
+	VSHUFF32X4       $0x88, Z13, Z9, Z5
+	VSHUFF32X4       $0xdd, Z13, Z9, Z9
+	VSHUFF32X4       $0x88, Z5, Z8, Z10
+	VSHUFF32X4       $0x88, Z9, Z1, Z13
+	VSHUFF32X4       $0xdd, Z5, Z8, Z5
+	VSHUFF32X4       $0xdd, Z9, Z1, Z1
+	VFMADD231PS.BCST (DX), Z11, Z0
+	VFMADD231PS.BCST 4(DX), Z12, Z0
+	VFMADD231PS.BCST 8(DX), Z14, Z0
+	VFMADD231PS.BCST 12(DX), Z10, Z0
+	VFMADD231PS.BCST 16(DX), Z18, Z0
+	VFMADD231PS.BCST 20(DX), Z16, Z0
+	VFMADD231PS.BCST 24(DX), Z17, Z0
+	VFMADD231PS.BCST 28(DX), Z13, Z0
+	VFMADD231PS.BCST 32(DX), Z15, Z0
+	VFMADD231PS.BCST 36(DX), Z4, Z0
+	VFMADD231PS.BCST 40(DX), Z7, Z0
+	VFMADD231PS.BCST 44(DX), Z5, Z0
+	VFMADD231PS.BCST 48(DX), Z3, Z0
+	VFMADD231PS.BCST 52(DX), Z2, Z0
+	VFMADD231PS.BCST 56(DX), Z6, Z0
+	VFMADD231PS.BCST 60(DX), Z1, Z0
+	ADDQ             $0x00000040, AX
+	ADDQ             $0x00000040, DX
+	SUBQ             $0x00000001, (SP)
+	JNZ              four
+	MOVQ             s+0(FP), AX
+	VMOVUPS          Z0, (AX)
+	ADDQ             $0x00000040, s+0(FP)
+	MOVQ             CX, BX
+	SHLQ             $0x04, BX
+	ADDQ             BX, k+16(FP)
+	SUBQ             $0x00000001, groups+72(FP)
+	JNZ              fours
+	MOVQ             run+32(FP), AX
+	MOVQ             SI, 8(AX)
+	MOVQ             DI, 24(AX)
+	VZEROUPPER
+	RET
+
+// func mix1x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mix1x8AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   p+40(FP), BX
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), SI
+
+run:
+	MOVQ (SI), DX
+	ADDQ CX, DX
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
+
+keys:
+	MOVQ         DI, R9
+	ANDQ         $-4096, R9
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000200, DI
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VFMADD231PS  64(DX), Z8, Z1
+	VFMADD231PS  128(DX), Z8, Z2
+	VFMADD231PS  192(DX), Z8, Z3
+	VFMADD231PS  256(DX), Z8, Z4
+	VFMADD231PS  320(DX), Z8, Z5
+	VFMADD231PS  384(DX), Z8, Z6
+	VFMADD231PS  448(DX), Z8, Z7
+	ADDQ         AX, DX
+	ADDQ         $0x04, BX
+	DECQ         8(SP)
+	JNE          keys
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000058, SI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
+	ADDQ         $0x00000200, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mix1x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mix1x4AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), BX
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), SI
+
+run:
+	MOVQ (SI), DX
+	ADDQ CX, DX
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
+
+keys:
+	MOVQ         DI, R9
+	ANDQ         $-4096, R9
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000100, DI
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VFMADD231PS  64(DX), Z4, Z1
+	VFMADD231PS  128(DX), Z4, Z2
+	VFMADD231PS  192(DX), Z4, Z3
+	ADDQ         AX, DX
+	ADDQ         $0x04, BX
+	DECQ         8(SP)
+	JNE          keys
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000058, SI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000100, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mix1x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mix1x1AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	MOVQ       R8, BX
+	ANDQ       $-4096, BX
+	PREFETCHT1 (BX)
+	ADDQ       $0x00000100, R8
+	MOVQ       $0x00000004, BX
+	CMPQ       BX, 8(SP)
+	CMOVQGT    8(SP), BX
+	SUBQ       BX, 8(SP)
+
+key:
+	VBROADCASTSS (SI), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000040, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func dotsF16AVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·dotsF16AVX512Single(SB), NOSPLIT, $56-80
+	MOVQ ldk+24(FP), AX
+	SHLQ $0x05, chunks+64(FP)
+	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x04, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000058, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
+
+rows1:
+	CMPQ heads+56(FP), $0x01
+	JL   rows1_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows1_by2:
+	CMPQ    16(SP), $0x02
+	JL      rows1_by2_done
+	MOVQ    8(SP), DX
+	VPXORD  Z0, Z0, Z0
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
+	VMOVAPS Z0, Z1
+	MOVQ    DX, SI
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Z0, Z2
+	MOVQ    DX, 8(SP)
+	MOVQ    DX, 40(SP)
+	MOVQ    q+40(FP), DX
+	XORQ    DI, DI
+
+rows1_by2_piece:
+	MOVQ            DI, R8
+	SHLQ            $0x05, R8
+	ADDQ            40(SP), R8
+	LEAQ            (BX)(DI*1), R9
+	VBROADCASTF64X4 (R9), Z3
+	VBROADCASTF64X4 (R9)(AX*1), Z4
+	VBROADCASTF64X4 (R9)(AX*2), Z5
+	VBROADCASTF64X4 (R9)(CX*1), Z6
+	LEAQ            (R9)(AX*4), R9
+	VINSERTF64X4    $0x01, (R9), Z3, Z3
+	VINSERTF64X4    $0x01, (R9)(AX*1), Z4, Z4
+	VINSERTF64X4    $0x01, (R9)(AX*2), Z5, Z5
+	VINSERTF64X4    $0x01, (R9)(CX*1), Z6, Z6
+	LEAQ            (R9)(AX*4), R9
+	VUNPCKLPS       Z4, Z3, Z7
+	VUNPCKHPS       Z4, Z3, Z3
+	VUNPCKLPS       Z6, Z5, Z4
+	VUNPCKHPS       Z6, Z5, Z5
+	VUNPCKLPD       Z4, Z7, Z6
+	VUNPCKHPD       Z4, Z7, Z4
+	VUNPCKLPD       Z5, Z3, Z7
+	VUNPCKHPD       Z5, Z3, Z3
+	VBROADCASTF64X4 (R9), Z5
+	VBROADCASTF64X4 (R9)(AX*1), Z9
+	VBROADCASTF64X4 (R9)(AX*2), Z10
+	VBROADCASTF64X4 (R9)(CX*1), Z11
+	LEAQ            (R9)(AX*4), R9
+	VINSERTF64X4    $0x01, (R9), Z5, Z5
+	VINSERTF64X4    $0x01, (R9)(AX*1), Z9, Z9
+	VINSERTF64X4    $0x01, (R9)(AX*2), Z10, Z10
+	VINSERTF64X4    $0x01, (R9)(CX*1), Z11, Z11
+	LEAQ            (R9)(AX*4), R9
+	VUNPCKLPS       Z9, Z5, Z12
+	VUNPCKHPS       Z9, Z5, Z5
+	VUNPCKLPS       Z11, Z10, Z9
+	VUNPCKHPS       Z11, Z10, Z10
+	VUNPCKLPD       Z9, Z12, Z11
+	VUNPCKHPD       Z9, Z12, Z9
+	VUNPCKLPD       Z10, Z5, Z12
+	VUNPCKHPD       Z10, Z5, Z5
+	VSHUFF32X4      $0x88, Z11, Z6, Z10
+	VSHUFF32X4      $0xdd, Z11, Z6, Z11
+	VSHUFF32X4      $0x88, Z9, Z4, Z6
+	VSHUFF32X4      $0xdd, Z9, Z4, Z9
+	VSHUFF32X4      $0x88, Z12, Z7, Z4
+	VSHUFF32X4      $0xdd, Z12, Z7, Z12
+	VSHUFF32X4      $0x88, Z5, Z3, Z7
+	VSHUFF32X4      $0xdd, Z5, Z3, Z3
+	LEAQ            (SI)(DI*1), R9
+	VBROADCASTF64X4 (R9), Z5
+	VBROADCASTF64X4 (R9)(AX*1), Z13
+	VBROADCASTF64X4 (R9)(AX*2), Z14
+	VBROADCASTF64X4 (R9)(CX*1), Z15
+	LEAQ            (R9)(AX*4), R9
+	VINSERTF64X4    $0x01, (R9), Z5, Z5
+	VINSERTF64X4    $0x01, (R9)(AX*1), Z13, Z13
+	VINSERTF64X4    $0x01, (R9)(AX*2), Z14, Z14
+	VINSERTF64X4    $0x01, (R9)(CX*1), Z15, Z15
+	LEAQ            (R9)(AX*4), R9
+	VUNPCKLPS       Z13, Z5, Z16
+	VUNPCKHPS       Z13, Z5, Z5
+	VUNPCKLPS       Z15, Z14, Z13
+	VUNPCKHPS       Z15, Z14, Z14
+	VUNPCKLPD       Z13, Z16, Z15
+	VUNPCKHPD       Z13, Z16, Z13
+	VUNPCKLPD       Z14, Z5, Z16
+	VUNPCKHPD       Z14, Z5, Z5
+	VBROADCASTF64X4 (R9), Z14
+	VBROADCASTF64X4 (R9)(AX*1), Z17
+	VBROADCASTF64X4 (R9)(AX*2), Z18
+	VBROADCASTF64X4 (R9)(CX*1), Z19
+	LEAQ            (R9)(AX*4), R9
+	VINSERTF64X4    $0x01, (R9), Z14, Z14
+	VINSERTF64X4    $0x01, (R9)(AX*1), Z17, Z17
+	VINSERTF64X4    $0x01, (R9)(AX*2), Z18, Z18
+	VINSERTF64X4    $0x01, (R9)(CX*1), Z19, Z19
+	LEAQ            (R9)(AX*4), R9
+	VUNPCKLPS       Z17, Z14, Z20
+	VUNPCKHPS       Z17, Z14, Z14
+	VUNPCKLPS       Z19, Z18, Z17
+	VUNPCKHPS       Z19, Z18, Z18
+	VUNPCKLPD       Z17, Z20, Z19
+	VUNPCKHPD       Z17, Z20, Z17
+	VUNPCKLPD       Z18, Z14, Z20
+	VUNPCKHPD       Z18, Z14, Z14
+	VSHUFF32X4      $0x88, Z19, Z15, Z18
+	VSHUFF32X4      $0xdd, Z19, Z15, Z19
+	VSHUFF32X4      $0x88, Z17, Z13, Z15
+	VSHUFF32X4      $0xdd, Z17, Z13, Z17
+	VSHUFF32X4      $0x88, Z20, Z16, Z13
+	VSHUFF32X4      $0xdd, Z20, Z16, Z20
+	VSHUFF32X4      $0x88, Z14, Z5, Z16
+	VSHUFF32X4      $0xdd, Z14, Z5, Z5
+	PREFETCHT0      (R8)
+	PREFETCHT0      64(R8)
+	VBROADCASTSS    (DX), Z21
+	VPSLLD          $0x10, Z18, Z14
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z10, Z14
+	VCVTPH2PS       Y14, Z22
+	VFMADD231PS     Z21, Z22, Z1
+	VEXTRACTI64X4   $0x01, Z14, Y14
+	VCVTPH2PS       Y14, Z14
+	VFMADD231PS     Z21, Z14, Z2
+	VBROADCASTSS    4(DX), Z21
+	VPSRLD          $0x10, Z10, Z14
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z18, Z14
+	VCVTPH2PS       Y14, Z10
+	VFMADD231PS     Z21, Z10, Z1
+	VEXTRACTI64X4   $0x01, Z14, Y10
+	VCVTPH2PS       Y10, Z10
+	VFMADD231PS     Z21, Z10, Z2
+	PREFETCHT0      128(R8)
+	PREFETCHT0      192(R8)
+	MOVQ            run+32(FP), R10
+	MOVQ            8(R10), R9
+	MOVQ            24(R10), R10
+	MOVQ            R9, R11
+	ANDQ            $-4096, R11
+	PREFETCHT1      (R11)
+	ADDQ            $0x00000100, R9
+	MOVQ            run+32(FP), R11
+	MOVQ            R9, 8(R11)
+	MOVQ            R10, 24(R11)
+	VBROADCASTSS    8(DX), Z14
+	VPSLLD          $0x10, Z15, Z10
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z6, Z10
+	VCVTPH2PS       Y10, Z18
+	VFMADD231PS     Z14, Z18, Z1
+	VEXTRACTI64X4   $0x01, Z10, Y10
+	VCVTPH2PS       Y10, Z10
+	VFMADD231PS     Z14, Z10, Z2
+	VBROADCASTSS    12(DX), Z14
+	VPSRLD          $0x10, Z6, Z10
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z15, Z10
+	VCVTPH2PS       Y10, Z6
+	VFMADD231PS     Z14, Z6, Z1
+	VEXTRACTI64X4   $0x01, Z10, Y6
+	VCVTPH2PS       Y6, Z6
+	VFMADD231PS     Z14, Z6, Z2
+	PREFETCHT0      256(R8)
+	PREFETCHT0      320(R8)
+	VBROADCASTSS    16(DX), Z10
+	VPSLLD          $0x10, Z13, Z6
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z4, Z6
+	VCVTPH2PS       Y6, Z14
+	VFMADD231PS     Z10, Z14, Z1
+	VEXTRACTI64X4   $0x01, Z6, Y6
+	VCVTPH2PS       Y6, Z6
+	VFMADD231PS     Z10, Z6, Z2
+	VBROADCASTSS    20(DX), Z10
+	VPSRLD          $0x10, Z4, Z6
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z13, Z6
+	VCVTPH2PS       Y6, Z4
+	VFMADD231PS     Z10, Z4, Z1
+	VEXTRACTI64X4   $0x01, Z6, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z10, Z4, Z2
+	PREFETCHT0      384(R8)
+	PREFETCHT0      448(R8)
+	MOVQ            run+32(FP), R10
+	MOVQ            8(R10), R9
+	MOVQ            24(R10), R10
+	MOVQ            R9, R11
+	ANDQ            $-4096, R11
+	PREFETCHT1      (R11)
+	ADDQ            $0x00000100, R9
+	MOVQ            run+32(FP), R11
+	MOVQ            R9, 8(R11)
+	MOVQ            R10, 24(R11)
+	VBROADCASTSS    24(DX), Z6
+	VPSLLD          $0x10, Z16, Z4
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z7, Z4
+	VCVTPH2PS       Y4, Z10
+	VFMADD231PS     Z6, Z10, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	VBROADCASTSS    28(DX), Z6
+	VPSRLD          $0x10, Z7, Z4
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z16, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	PREFETCHT0      512(R8)
+	PREFETCHT0      576(R8)
+	VBROADCASTSS    32(DX), Z6
+	VPSLLD          $0x10, Z19, Z4
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z11, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	VBROADCASTSS    36(DX), Z6
+	VPSRLD          $0x10, Z11, Z4
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z19, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	PREFETCHT0      640(R8)
+	PREFETCHT0      704(R8)
+	MOVQ            24(SP), R10
+	MOVQ            8(R10), R9
+	MOVQ            24(R10), R10
+	MOVQ            R9, R11
+	ANDQ            $-4096, R11
+	PREFETCHT1      (R11)
+	ADDQ            $0x00000100, R9
+	MOVQ            24(SP), R11
+	MOVQ            R9, 8(R11)
+	MOVQ            R10, 24(R11)
+	VBROADCASTSS    40(DX), Z6
+	VPSLLD          $0x10, Z17, Z4
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z9, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	VBROADCASTSS    44(DX), Z6
+	VPSRLD          $0x10, Z9, Z4
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z17, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	PREFETCHT0      768(R8)
+	PREFETCHT0      832(R8)
+	VBROADCASTSS    48(DX), Z6
+	VPSLLD          $0x10, Z20, Z4
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z12, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	VBROADCASTSS    52(DX), Z6
+	VPSRLD          $0x10, Z12, Z4
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z20, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	PREFETCHT0      896(R8)
+	PREFETCHT0      960(R8)
+	MOVQ            24(SP), R9
+	MOVQ            8(R9), R8
+	MOVQ            24(R9), R9
+	MOVQ            R8, R10
+	ANDQ            $-4096, R10
+	PREFETCHT1      (R10)
+	ADDQ            $0x00000100, R8
+	MOVQ            24(SP), R10
+	MOVQ            R8, 8(R10)
+	MOVQ            R9, 24(R10)
+	VBROADCASTSS    56(DX), Z6
+	VPSLLD          $0x10, Z5, Z4
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z3, Z4
+	VCVTPH2PS       Y4, Z7
+	VFMADD231PS     Z6, Z7, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	VBROADCASTSS    60(DX), Z6
+	VPSRLD          $0x10, Z3, Z4
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z5, Z4
+	VCVTPH2PS       Y4, Z3
+	VFMADD231PS     Z6, Z3, Z1
+	VEXTRACTI64X4   $0x01, Z4, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z6, Z3, Z2
+	ADDQ            $0x00000020, DI
+	ADDQ            $0x00000040, DX
+	CMPQ            DI, chunks+64(FP)
+	JNE             rows1_by2_piece
+	VSHUFPS         $0x88, Z2, Z1, Z3
+	VPERMPD         $0xd8, Z3, Z3
+	VSHUFF64X2      $0xd8, Z3, Z3, Z3
+	VSHUFPS         $0xdd, Z2, Z1, Z1
+	VPERMPD         $0xd8, Z1, Z1
+	VSHUFF64X2      $0xd8, Z1, Z1, Z1
+	MOVQ            (SP), DX
+	MOVQ            lds+8(FP), BX
+	ADDQ            $0x00000080, (SP)
+	VMOVUPS         Z3, (DX)
+	VMOVUPS         Z1, 64(DX)
+	SUBQ            $0x02, 16(SP)
+	JMP             rows1_by2
+
+rows1_by2_done:
+rows1_by1:
+	CMPQ    16(SP), $0x01
+	JL      rows1_by1_done
+	MOVQ    8(SP), DX
+	VPXORD  Z8, Z8, Z8
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
+	VMOVAPS Z8, Z1
+	MOVQ    DX, 8(SP)
+	MOVQ    DX, 40(SP)
+	MOVQ    q+40(FP), DX
+	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
+
+rows1_by1_piece:
+	MOVQ             SI, R9
+	SHLQ             $0x04, R9
+	ADDQ             40(SP), R9
+	LEAQ             (BX)(SI*1), R10
+	VBROADCASTF64X4  (R10), Z2
+	VBROADCASTF64X4  (R10)(AX*1), Z3
+	VBROADCASTF64X4  (R10)(AX*2), Z4
+	VBROADCASTF64X4  (R10)(CX*1), Z5
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF64X4     $0x01, (R10), Z2, Z2
+	VINSERTF64X4     $0x01, (R10)(AX*1), Z3, Z3
+	VINSERTF64X4     $0x01, (R10)(AX*2), Z4, Z4
+	VINSERTF64X4     $0x01, (R10)(CX*1), Z5, Z5
+	LEAQ             (R10)(AX*4), R10
+	VUNPCKLPS        Z3, Z2, Z6
+	VUNPCKHPS        Z3, Z2, Z2
+	VUNPCKLPS        Z5, Z4, Z3
+	VUNPCKHPS        Z5, Z4, Z4
+	VUNPCKLPD        Z3, Z6, Z5
+	VUNPCKHPD        Z3, Z6, Z3
+	VUNPCKLPD        Z4, Z2, Z6
+	VUNPCKHPD        Z4, Z2, Z2
+	VBROADCASTF64X4  (R10), Z4
+	VBROADCASTF64X4  (R10)(AX*1), Z7
+	VBROADCASTF64X4  (R10)(AX*2), Z9
+	VBROADCASTF64X4  (R10)(CX*1), Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF64X4     $0x01, (R10), Z4, Z4
+	VINSERTF64X4     $0x01, (R10)(AX*1), Z7, Z7
+	VINSERTF64X4     $0x01, (R10)(AX*2), Z9, Z9
+	VINSERTF64X4     $0x01, (R10)(CX*1), Z10, Z10
+	LEAQ             (R10)(AX*4), R10
+	VUNPCKLPS        Z7, Z4, Z11
+	VUNPCKHPS        Z7, Z4, Z4
+	VUNPCKLPS        Z10, Z9, Z7
+	VUNPCKHPS        Z10, Z9, Z9
+	VUNPCKLPD        Z7, Z11, Z10
+	VUNPCKHPD        Z7, Z11, Z7
+	VUNPCKLPD        Z9, Z4, Z11
+	VUNPCKHPD        Z9, Z4, Z4
+	VSHUFF32X4       $0x88, Z10, Z5, Z9
+	VSHUFF32X4       $0xdd, Z10, Z5, Z10
+	VSHUFF32X4       $0x88, Z7, Z3, Z5
+	VSHUFF32X4       $0xdd, Z7, Z3, Z7
+	VSHUFF32X4       $0x88, Z11, Z6, Z3
+	VSHUFF32X4       $0xdd, Z11, Z6, Z11
+	VSHUFF32X4       $0x88, Z4, Z2, Z6
+	VSHUFF32X4       $0xdd, Z4, Z2, Z2
+	PREFETCHT0       (R9)
+	VPMOVDW          Z9, Y4
+	VCVTPH2PS        Y4, Z4
+	VFMADD231PS.BCST (DX), Z4, Z1
+	VPSRLD           $0x10, Z9, Z9
+	VPMOVDW          Z9, Y4
+	VCVTPH2PS        Y4, Z4
+	VFMADD231PS.BCST 4(DX), Z4, Z1
+	PREFETCHT0       64(R9)
+	VPMOVDW          Z5, Y4
+	VCVTPH2PS        Y4, Z4
+	VFMADD231PS.BCST 8(DX), Z4, Z1
+	VPSRLD           $0x10, Z5, Z5
+	VPMOVDW          Z5, Y4
+	VCVTPH2PS        Y4, Z4
+	VFMADD231PS.BCST 12(DX), Z4, Z1
+	PREFETCHT0       128(R9)
+	VPMOVDW          Z3, Y4
+	VCVTPH2PS        Y4, Z4
+	VFMADD231PS.BCST 16(DX), Z4, Z1
+	VPSRLD           $0x10, Z3, Z3
+	VPMOVDW          Z3, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 20(DX), Z3, Z1
+	PREFETCHT0       192(R9)
+	MOVQ             DI, R10
+	ANDQ             $-4096, R10
+	PREFETCHT1       (R10)
+	ADDQ             $0x00000100, DI
+	VPMOVDW          Z6, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 24(DX), Z3, Z1
+	VPSRLD           $0x10, Z6, Z6
+	VPMOVDW          Z6, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 28(DX), Z3, Z1
+	PREFETCHT0       256(R9)
+	VPMOVDW          Z10, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 32(DX), Z3, Z1
+	VPSRLD           $0x10, Z10, Z10
+	VPMOVDW          Z10, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 36(DX), Z3, Z1
+	PREFETCHT0       320(R9)
+	VPMOVDW          Z7, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 40(DX), Z3, Z1
+	VPSRLD           $0x10, Z7, Z7
+	VPMOVDW          Z7, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 44(DX), Z3, Z1
+	PREFETCHT0       384(R9)
+	VPMOVDW          Z11, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 48(DX), Z3, Z1
+	VPSRLD           $0x10, Z11, Z11
+	VPMOVDW          Z11, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 52(DX), Z3, Z1
+	PREFETCHT0       448(R9)
+	MOVQ             DI, R9
+	ANDQ             $-4096, R9
+	PREFETCHT1       (R9)
+	ADDQ             $0x00000100, DI
+	VPMOVDW          Z2, Y3
+	VCVTPH2PS        Y3, Z3
+	VFMADD231PS.BCST 56(DX), Z3, Z1
+	VPSRLD           $0x10, Z2, Z2
+	VPMOVDW          Z2, Y2
+	VCVTPH2PS        Y2, Z2
+	VFMADD231PS.BCST 60(DX), Z2, Z1
+	ADDQ             $0x00000020, SI
+	ADDQ             $0x00000040, DX
+	CMPQ             SI, chunks+64(FP)
+	JNE              rows1_by1_piece
+	MOVQ             run+32(FP), DX
+	MOVQ             DI, 8(DX)
+	MOVQ             R8, 24(DX)
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000040, (SP)
+	VMOVUPS          Z1, (DX)
+	SUBQ             $0x01, 16(SP)
+	JMP              rows1_by1
+
+rows1_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x01, heads+56(FP)
+	JMP  rows1
+
+rows1_done:
+	VZEROUPPER
+	RET
+
+// func mixF161x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixF161x8AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   p+40(FP), BX
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), SI
+
+run:
+	MOVQ (SI), DX
+	ADDQ CX, DX
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
+
+keys:
+	MOVQ         DI, R9
+	ANDQ         $-4096, R9
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000100, DI
+	VCVTPH2PS    (DX), Z8
+	VCVTPH2PS    32(DX), Z9
+	VCVTPH2PS    64(DX), Z10
+	VCVTPH2PS    96(DX), Z11
+	VCVTPH2PS    128(DX), Z12
+	VCVTPH2PS    160(DX), Z13
+	VCVTPH2PS    192(DX), Z14
+	VCVTPH2PS    224(DX), Z15
+	VBROADCASTSS (BX), Z16
+	VFMADD231PS  Z8, Z16, Z0
+	VFMADD231PS  Z9, Z16, Z1
+	VFMADD231PS  Z10, Z16, Z2
+	VFMADD231PS  Z11, Z16, Z3
+	VFMADD231PS  Z12, Z16, Z4
+	VFMADD231PS  Z13, Z16, Z5
+	VFMADD231PS  Z14, Z16, Z6
+	VFMADD231PS  Z15, Z16, Z7
+	ADDQ         AX, DX
+	ADDQ         $0x04, BX
+	DECQ         8(SP)
+	JNE          keys
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000058, SI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
+	ADDQ         $0x00000100, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF161x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mixF161x4AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	MOVQ       R8, BX
+	ANDQ       $-4096, BX
+	PREFETCHT1 (BX)
+	ADDQ       $0x00000100, R8
+	MOVQ       $0x00000002, BX
+	CMPQ       BX, 8(SP)
+	CMOVQGT    8(SP), BX
+	SUBQ       BX, 8(SP)
+
+key:
+	VCVTPH2PS    (DX), Z4
+	VCVTPH2PS    32(DX), Z5
+	VCVTPH2PS    64(DX), Z6
+	VCVTPH2PS    96(DX), Z7
+	VBROADCASTSS (SI), Z8
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z6, Z8, Z2
+	VFMADD231PS  Z7, Z8, Z3
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000080, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixF161x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mixF161x1AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	MOVQ       R8, BX
+	ANDQ       $-4096, BX
+	PREFETCHT1 (BX)
+	ADDQ       $0x00000100, R8
+	MOVQ       $0x00000008, BX
+	CMPQ       BX, 8(SP)
+	CMOVQGT    8(SP), BX
+	SUBQ       BX, 8(SP)
+
+key:
+	VCVTPH2PS    (DX), Z1
+	VBROADCASTSS (SI), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000020, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func dotsBF16AVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·dotsBF16AVX512Single(SB), NOSPLIT, $56-80
+	MOVQ ldk+24(FP), AX
+	SHLQ $0x05, chunks+64(FP)
+	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x04, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000058, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
+
+rows1:
+	CMPQ heads+56(FP), $0x01
+	JL   rows1_done
+	MOVQ s+0(FP), DX
+	MOVQ DX, (SP)
+	MOVQ k+16(FP), DX
+	MOVQ DX, 8(SP)
+	MOVQ groups+72(FP), DX
+	MOVQ DX, 16(SP)
+
+rows1_by2:
+	CMPQ    16(SP), $0x02
+	JL      rows1_by2_done
+	MOVQ    8(SP), DX
+	VPXORD  Z0, Z0, Z0
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
+	VMOVAPS Z0, Z1
+	MOVQ    DX, SI
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	VMOVAPS Z0, Z2
+	MOVQ    DX, 8(SP)
+	MOVQ    DX, 40(SP)
+	MOVQ    q+40(FP), DX
+	XORQ    DI, DI
+
+rows1_by2_piece:
+	MOVQ             DI, R8
+	SHLQ             $0x05, R8
+	ADDQ             40(SP), R8
+	LEAQ             (BX)(DI*1), R9
+	VBROADCASTF64X4  (R9), Z3
+	VBROADCASTF64X4  (R9)(AX*1), Z4
+	VBROADCASTF64X4  (R9)(AX*2), Z5
+	VBROADCASTF64X4  (R9)(CX*1), Z6
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF64X4     $0x01, (R9), Z3, Z3
+	VINSERTF64X4     $0x01, (R9)(AX*1), Z4, Z4
+	VINSERTF64X4     $0x01, (R9)(AX*2), Z5, Z5
+	VINSERTF64X4     $0x01, (R9)(CX*1), Z6, Z6
+	LEAQ             (R9)(AX*4), R9
+	VUNPCKLPS        Z4, Z3, Z7
+	VUNPCKHPS        Z4, Z3, Z3
+	VUNPCKLPS        Z6, Z5, Z4
+	VUNPCKHPS        Z6, Z5, Z5
+	VUNPCKLPD        Z4, Z7, Z6
+	VUNPCKHPD        Z4, Z7, Z4
+	VUNPCKLPD        Z5, Z3, Z7
+	VUNPCKHPD        Z5, Z3, Z3
+	VBROADCASTF64X4  (R9), Z5
+	VBROADCASTF64X4  (R9)(AX*1), Z9
+	VBROADCASTF64X4  (R9)(AX*2), Z10
+	VBROADCASTF64X4  (R9)(CX*1), Z11
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF64X4     $0x01, (R9), Z5, Z5
+	VINSERTF64X4     $0x01, (R9)(AX*1), Z9, Z9
+	VINSERTF64X4     $0x01, (R9)(AX*2), Z10, Z10
+	VINSERTF64X4     $0x01, (R9)(CX*1), Z11, Z11
+	LEAQ             (R9)(AX*4), R9
+	VUNPCKLPS        Z9, Z5, Z12
+	VUNPCKHPS        Z9, Z5, Z5
+	VUNPCKLPS        Z11, Z10, Z9
+	VUNPCKHPS        Z11, Z10, Z10
+	VUNPCKLPD        Z9, Z12, Z11
+	VUNPCKHPD        Z9, Z12, Z9
+	VUNPCKLPD        Z10, Z5, Z12
+	VUNPCKHPD        Z10, Z5, Z5
+	VSHUFF32X4       $0x88, Z11, Z6, Z10
+	VSHUFF32X4       $0xdd, Z11, Z6, Z11
+	VSHUFF32X4       $0x88, Z9, Z4, Z6
+	VSHUFF32X4       $0xdd, Z9, Z4, Z9
+	VSHUFF32X4       $0x88, Z12, Z7, Z4
+	VSHUFF32X4       $0xdd, Z12, Z7, Z12
+	VSHUFF32X4       $0x88, Z5, Z3, Z7
+	VSHUFF32X4       $0xdd, Z5, Z3, Z3
+	PREFETCHT0       (R8)
+	VPSLLD           $0x10, Z10, Z5
+	VFMADD231PS.BCST (DX), Z5, Z1
+	VPANDD           constants<>+1664(SB), Z10, Z5
+	VFMADD231PS.BCST 4(DX), Z5, Z1
+	PREFETCHT0       64(R8)
+	VPSLLD           $0x10, Z6, Z5
+	VFMADD231PS.BCST 8(DX), Z5, Z1
+	VPANDD           constants<>+1664(SB), Z6, Z5
+	VFMADD231PS.BCST 12(DX), Z5, Z1
+	PREFETCHT0       128(R8)
+	VPSLLD           $0x10, Z4, Z5
+	VFMADD231PS.BCST 16(DX), Z5, Z1
+	VPANDD           constants<>+1664(SB), Z4, Z4
+	VFMADD231PS.BCST 20(DX), Z4, Z1
+	PREFETCHT0       192(R8)
+	MOVQ             run+32(FP), R10
+	MOVQ             8(R10), R9
+	MOVQ             24(R10), R10
+	MOVQ             R9, R11
+	ANDQ             $-4096, R11
+	PREFETCHT1       (R11)
+	ADDQ             $0x00000100, R9
+	MOVQ             run+32(FP), R11
+	MOVQ             R9, 8(R11)
+	MOVQ             R10, 24(R11)
+	VPSLLD           $0x10, Z7, Z4
+	VFMADD231PS.BCST 24(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z7, Z4
+	VFMADD231PS.BCST 28(DX), Z4, Z1
+	PREFETCHT0       256(R8)
+	VPSLLD           $0x10, Z11, Z4
+	VFMADD231PS.BCST 32(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z11, Z4
+	VFMADD231PS.BCST 36(DX), Z4, Z1
+	PREFETCHT0       320(R8)
+	VPSLLD           $0x10, Z9, Z4
+	VFMADD231PS.BCST 40(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z9, Z4
+	VFMADD231PS.BCST 44(DX), Z4, Z1
+	PREFETCHT0       384(R8)
+	VPSLLD           $0x10, Z12, Z4
+	VFMADD231PS.BCST 48(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z12, Z4
+	VFMADD231PS.BCST 52(DX), Z4, Z1
+	PREFETCHT0       448(R8)
+	MOVQ             run+32(FP), R10
+	MOVQ             8(R10), R9
+	MOVQ             24(R10), R10
+	MOVQ             R9, R11
+	ANDQ             $-4096, R11
+	PREFETCHT1       (R11)
+	ADDQ             $0x00000100, R9
+	MOVQ             run+32(FP), R11
+	MOVQ             R9, 8(R11)
+	MOVQ             R10, 24(R11)
+	VPSLLD           $0x10, Z3, Z4
+	VFMADD231PS.BCST 56(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z3, Z3
+	VFMADD231PS.BCST 60(DX), Z3, Z1
+	LEAQ             (SI)(DI*1), R9
+	VBROADCASTF64X4  (R9), Z3
+	VBROADCASTF64X4  (R9)(AX*1), Z4
+	VBROADCASTF64X4  (R9)(AX*2), Z5
+	VBROADCASTF64X4  (R9)(CX*1), Z6
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF64X4     $0x01, (R9), Z3, Z3
+	VINSERTF64X4     $0x01, (R9)(AX*1), Z4, Z4
+	VINSERTF64X4     $0x01, (R9)(AX*2), Z5, Z5
+	VINSERTF64X4     $0x01, (R9)(CX*1), Z6, Z6
+	LEAQ             (R9)(AX*4), R9
+	VUNPCKLPS        Z4, Z3, Z7
+	VUNPCKHPS        Z4, Z3, Z3
+	VUNPCKLPS        Z6, Z5, Z4
+	VUNPCKHPS        Z6, Z5, Z5
+	VUNPCKLPD        Z4, Z7, Z6
+	VUNPCKHPD        Z4, Z7, Z4
+	VUNPCKLPD        Z5, Z3, Z7
+	VUNPCKHPD        Z5, Z3, Z3
+	VBROADCASTF64X4  (R9), Z5
+	VBROADCASTF64X4  (R9)(AX*1), Z9
+	VBROADCASTF64X4  (R9)(AX*2), Z10
+	VBROADCASTF64X4  (R9)(CX*1), Z11
+	LEAQ             (R9)(AX*4), R9
+	VINSERTF64X4     $0x01, (R9), Z5, Z5
+	VINSERTF64X4     $0x01, (R9)(AX*1), Z9, Z9
+	VINSERTF64X4     $0x01, (R9)(AX*2), Z10, Z10
+	VINSERTF64X4     $0x01, (R9)(CX*1), Z11, Z11
+	LEAQ             (R9)(AX*4), R9
+	VUNPCKLPS        Z9, Z5, Z12
+	VUNPCKHPS        Z9, Z5, Z5
+	VUNPCKLPS        Z11, Z10, Z9
+	VUNPCKHPS        Z11, Z10, Z10
+	VUNPCKLPD        Z9, Z12, Z11
+	VUNPCKHPD        Z9, Z12, Z9
+	VUNPCKLPD        Z10, Z5, Z12
+	VUNPCKHPD        Z10, Z5, Z5
+	VSHUFF32X4       $0x88, Z11, Z6, Z10
+	VSHUFF32X4       $0xdd, Z11, Z6, Z11
+	VSHUFF32X4       $0x88, Z9, Z4, Z6
+	VSHUFF32X4       $0xdd, Z9, Z4, Z9
+	VSHUFF32X4       $0x88, Z12, Z7, Z4
+	VSHUFF32X4       $0xdd, Z12, Z7, Z12
+	VSHUFF32X4       $0x88, Z5, Z3, Z7
+	VSHUFF32X4       $0xdd, Z5, Z3, Z3
+	PREFETCHT0       512(R8)
+	VPSLLD           $0x10, Z10, Z5
+	VFMADD231PS.BCST (DX), Z5, Z2
+	VPANDD           constants<>+1664(SB), Z10, Z5
+	VFMADD231PS.BCST 4(DX), Z5, Z2
+	PREFETCHT0       576(R8)
+	VPSLLD           $0x10, Z6, Z5
+	VFMADD231PS.BCST 8(DX), Z5, Z2
+	VPANDD           constants<>+1664(SB), Z6, Z5
+	VFMADD231PS.BCST 12(DX), Z5, Z2
+	PREFETCHT0       640(R8)
+	VPSLLD           $0x10, Z4, Z5
+	VFMADD231PS.BCST 16(DX), Z5, Z2
+	VPANDD           constants<>+1664(SB), Z4, Z4
+	VFMADD231PS.BCST 20(DX), Z4, Z2
+	PREFETCHT0       704(R8)
+	MOVQ             24(SP), R10
+	MOVQ             8(R10), R9
+	MOVQ             24(R10), R10
+	MOVQ             R9, R11
+	ANDQ             $-4096, R11
+	PREFETCHT1       (R11)
+	ADDQ             $0x00000100, R9
+	MOVQ             24(SP), R11
+	MOVQ             R9, 8(R11)
+	MOVQ             R10, 24(R11)
+	VPSLLD           $0x10, Z7, Z4
+	VFMADD231PS.BCST 24(DX), Z4, Z2
+	VPANDD           constants<>+1664(SB), Z7, Z4
+	VFMADD231PS.BCST 28(DX), Z4, Z2
+	PREFETCHT0       768(R8)
+	VPSLLD           $0x10, Z11, Z4
+	VFMADD231PS.BCST 32(DX), Z4, Z2
+	VPANDD           constants<>+1664(SB), Z11, Z4
+	VFMADD231PS.BCST 36(DX), Z4, Z2
+	PREFETCHT0       832(R8)
+	VPSLLD           $0x10, Z9, Z4
+	VFMADD231PS.BCST 40(DX), Z4, Z2
+	VPANDD           constants<>+1664(SB), Z9, Z4
+	VFMADD231PS.BCST 44(DX), Z4, Z2
+	PREFETCHT0       896(R8)
+	VPSLLD           $0x10, Z12, Z4
+	VFMADD231PS.BCST 48(DX), Z4, Z2
+	VPANDD           constants<>+1664(SB), Z12, Z4
+	VFMADD231PS.BCST 52(DX), Z4, Z2
+	PREFETCHT0       960(R8)
+	MOVQ             24(SP), R9
+	MOVQ             8(R9), R8
+	MOVQ             24(R9), R9
+	MOVQ             R8, R10
+	ANDQ             $-4096, R10
+	PREFETCHT1       (R10)
+	ADDQ             $0x00000100, R8
+	MOVQ             24(SP), R10
+	MOVQ             R8, 8(R10)
+	MOVQ             R9, 24(R10)
+	VPSLLD           $0x10, Z3, Z4
+	VFMADD231PS.BCST 56(DX), Z4, Z2
+	VPANDD           constants<>+1664(SB), Z3, Z3
+	VFMADD231PS.BCST 60(DX), Z3, Z2
+	ADDQ             $0x00000020, DI
+	ADDQ             $0x00000040, DX
+	CMPQ             DI, chunks+64(FP)
+	JNE              rows1_by2_piece
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000080, (SP)
+	VMOVUPS          Z1, (DX)
+	VMOVUPS          Z2, 64(DX)
+	SUBQ             $0x02, 16(SP)
+	JMP              rows1_by2
+
+rows1_by2_done:
+rows1_by1:
+	CMPQ    16(SP), $0x01
+	JL      rows1_by1_done
+	MOVQ    8(SP), DX
+	VPXORD  Z8, Z8, Z8
+	MOVQ    DX, BX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
+	VMOVAPS Z8, Z1
+	MOVQ    DX, 8(SP)
+	MOVQ    DX, 40(SP)
+	MOVQ    q+40(FP), DX
+	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
+
+rows1_by1_piece:
+	MOVQ             SI, R9
+	SHLQ             $0x04, R9
+	ADDQ             40(SP), R9
+	LEAQ             (BX)(SI*1), R10
+	VBROADCASTF64X4  (R10), Z2
+	VBROADCASTF64X4  (R10)(AX*1), Z3
+	VBROADCASTF64X4  (R10)(AX*2), Z4
+	VBROADCASTF64X4  (R10)(CX*1), Z5
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF64X4     $0x01, (R10), Z2, Z2
+	VINSERTF64X4     $0x01, (R10)(AX*1), Z3, Z3
+	VINSERTF64X4     $0x01, (R10)(AX*2), Z4, Z4
+	VINSERTF64X4     $0x01, (R10)(CX*1), Z5, Z5
+	LEAQ             (R10)(AX*4), R10
+	VUNPCKLPS        Z3, Z2, Z6
+	VUNPCKHPS        Z3, Z2, Z2
+	VUNPCKLPS        Z5, Z4, Z3
+	VUNPCKHPS        Z5, Z4, Z4
+	VUNPCKLPD        Z3, Z6, Z5
+	VUNPCKHPD        Z3, Z6, Z3
+	VUNPCKLPD        Z4, Z2, Z6
+	VUNPCKHPD        Z4, Z2, Z2
+	VBROADCASTF64X4  (R10), Z4
+	VBROADCASTF64X4  (R10)(AX*1), Z7
+	VBROADCASTF64X4  (R10)(AX*2), Z9
+	VBROADCASTF64X4  (R10)(CX*1), Z10
+	LEAQ             (R10)(AX*4), R10
+	VINSERTF64X4     $0x01, (R10), Z4, Z4
+	VINSERTF64X4     $0x01, (R10)(AX*1), Z7, Z7
+	VINSERTF64X4     $0x01, (R10)(AX*2), Z9, Z9
+	VINSERTF64X4     $0x01, (R10)(CX*1), Z10, Z10
+	LEAQ             (R10)(AX*4), R10
+	VUNPCKLPS        Z7, Z4, Z11
+	VUNPCKHPS        Z7, Z4, Z4
+	VUNPCKLPS        Z10, Z9, Z7
+	VUNPCKHPS        Z10, Z9, Z9
+	VUNPCKLPD        Z7, Z11, Z10
+	VUNPCKHPD        Z7, Z11, Z7
+	VUNPCKLPD        Z9, Z4, Z11
+	VUNPCKHPD        Z9, Z4, Z4
+	VSHUFF32X4       $0x88, Z10, Z5, Z9
+	VSHUFF32X4       $0xdd, Z10, Z5, Z10
+	VSHUFF32X4       $0x88, Z7, Z3, Z5
+	VSHUFF32X4       $0xdd, Z7, Z3, Z7
+	VSHUFF32X4       $0x88, Z11, Z6, Z3
+	VSHUFF32X4       $0xdd, Z11, Z6, Z11
+	VSHUFF32X4       $0x88, Z4, Z2, Z6
+	VSHUFF32X4       $0xdd, Z4, Z2, Z2
+	PREFETCHT0       (R9)
+	VPSLLD           $0x10, Z9, Z4
+	VFMADD231PS.BCST (DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z9, Z4
+	VFMADD231PS.BCST 4(DX), Z4, Z1
+	PREFETCHT0       64(R9)
+	VPSLLD           $0x10, Z5, Z4
+	VFMADD231PS.BCST 8(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z5, Z4
+	VFMADD231PS.BCST 12(DX), Z4, Z1
+	PREFETCHT0       128(R9)
+	VPSLLD           $0x10, Z3, Z4
+	VFMADD231PS.BCST 16(DX), Z4, Z1
+	VPANDD           constants<>+1664(SB), Z3, Z3
+	VFMADD231PS.BCST 20(DX), Z3, Z1
+	PREFETCHT0       192(R9)
+	MOVQ             DI, R10
+	ANDQ             $-4096, R10
+	PREFETCHT1       (R10)
+	ADDQ             $0x00000100, DI
+	VPSLLD           $0x10, Z6, Z3
+	VFMADD231PS.BCST 24(DX), Z3, Z1
+	VPANDD           constants<>+1664(SB), Z6, Z3
+	VFMADD231PS.BCST 28(DX), Z3, Z1
+	PREFETCHT0       256(R9)
+	VPSLLD           $0x10, Z10, Z3
+	VFMADD231PS.BCST 32(DX), Z3, Z1
+	VPANDD           constants<>+1664(SB), Z10, Z3
+	VFMADD231PS.BCST 36(DX), Z3, Z1
+	PREFETCHT0       320(R9)
+	VPSLLD           $0x10, Z7, Z3
+	VFMADD231PS.BCST 40(DX), Z3, Z1
+	VPANDD           constants<>+1664(SB), Z7, Z3
+	VFMADD231PS.BCST 44(DX), Z3, Z1
+	PREFETCHT0       384(R9)
+	VPSLLD           $0x10, Z11, Z3
+	VFMADD231PS.BCST 48(DX), Z3, Z1
+	VPANDD           constants<>+1664(SB), Z11, Z3
+	VFMADD231PS.BCST 52(DX), Z3, Z1
+	PREFETCHT0       448(R9)
+	MOVQ             DI, R9
+	ANDQ             $-4096, R9
+	PREFETCHT1       (R9)
+	ADDQ             $0x00000100, DI
+	VPSLLD           $0x10, Z2, Z3
+	VFMADD231PS.BCST 56(DX), Z3, Z1
+	VPANDD           constants<>+1664(SB), Z2, Z2
+	VFMADD231PS.BCST 60(DX), Z2, Z1
+	ADDQ             $0x00000020, SI
+	ADDQ             $0x00000040, DX
+	CMPQ             SI, chunks+64(FP)
+	JNE              rows1_by1_piece
+	MOVQ             run+32(FP), DX
+	MOVQ             DI, 8(DX)
+	MOVQ             R8, 24(DX)
+	MOVQ             (SP), DX
+	MOVQ             lds+8(FP), BX
+	ADDQ             $0x00000040, (SP)
+	VMOVUPS          Z1, (DX)
+	SUBQ             $0x01, 16(SP)
+	JMP              rows1_by1
+
+rows1_by1_done:
+	MOVQ lds+8(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, s+0(FP)
+	MOVQ ldq+48(FP), DX
+	SHLQ $0x00, DX
+	ADDQ DX, q+40(FP)
+	SUBQ $0x01, heads+56(FP)
+	JMP  rows1
+
+rows1_done:
+	VZEROUPPER
+	RET
+
+// func mixBF161x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixBF161x8AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   p+40(FP), BX
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), SI
+
+run:
+	MOVQ (SI), DX
+	ADDQ CX, DX
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
+
+keys:
+	MOVQ         DI, R9
+	ANDQ         $-4096, R9
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000100, DI
+	VPMOVZXWD    (DX), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VPMOVZXWD    32(DX), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VPMOVZXWD    64(DX), Z10
+	VPSLLD       $0x10, Z10, Z10
+	VPMOVZXWD    96(DX), Z11
+	VPSLLD       $0x10, Z11, Z11
+	VPMOVZXWD    128(DX), Z12
+	VPSLLD       $0x10, Z12, Z12
+	VPMOVZXWD    160(DX), Z13
+	VPSLLD       $0x10, Z13, Z13
+	VPMOVZXWD    192(DX), Z14
+	VPSLLD       $0x10, Z14, Z14
+	VPMOVZXWD    224(DX), Z15
+	VPSLLD       $0x10, Z15, Z15
+	VBROADCASTSS (BX), Z16
+	VFMADD231PS  Z8, Z16, Z0
+	VFMADD231PS  Z9, Z16, Z1
+	VFMADD231PS  Z10, Z16, Z2
+	VFMADD231PS  Z11, Z16, Z3
+	VFMADD231PS  Z12, Z16, Z4
+	VFMADD231PS  Z13, Z16, Z5
+	VFMADD231PS  Z14, Z16, Z6
+	VFMADD231PS  Z15, Z16, Z7
+	ADDQ         AX, DX
+	ADDQ         $0x04, BX
+	DECQ         8(SP)
+	JNE          keys
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000058, SI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
+	ADDQ         $0x00000100, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixBF161x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mixBF161x4AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	MOVQ       R8, BX
+	ANDQ       $-4096, BX
+	PREFETCHT1 (BX)
+	ADDQ       $0x00000100, R8
+	MOVQ       $0x00000002, BX
+	CMPQ       BX, 8(SP)
+	CMOVQGT    8(SP), BX
+	SUBQ       BX, 8(SP)
+
+key:
+	VPMOVZXWD    (DX), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VPMOVZXWD    32(DX), Z5
+	VPSLLD       $0x10, Z5, Z5
+	VPMOVZXWD    64(DX), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VPMOVZXWD    96(DX), Z7
+	VPSLLD       $0x10, Z7, Z7
+	VBROADCASTSS (SI), Z8
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z6, Z8, Z2
+	VFMADD231PS  Z7, Z8, Z3
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000080, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixBF161x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, CMOV, MMX+
+TEXT ·mixBF161x1AVX512Single(SB), NOSPLIT, $24-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	MOVQ   p+40(FP), SI
+	MOVQ   n+24(FP), DX
+	MOVQ   DX, 16(SP)
+	MOVQ   runs+16(FP), DI
+
+run:
+	MOVQ (DI), DX
+	ADDQ CX, DX
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
+
+keys:
+	MOVQ       R8, BX
+	ANDQ       $-4096, BX
+	PREFETCHT1 (BX)
+	ADDQ       $0x00000100, R8
+	MOVQ       $0x00000008, BX
+	CMPQ       BX, 8(SP)
+	CMOVQGT    8(SP), BX
+	SUBQ       BX, 8(SP)
+
+key:
+	VPMOVZXWD    (DX), Z1
+	VPSLLD       $0x10, Z1, Z1
+	VBROADCASTSS (SI), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	ADDQ         AX, DX
+	ADDQ         $0x04, SI
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	CMPQ         8(SP), $0x00
+	JNE          keys
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000058, DI
+	SUBQ         $0x00000001, 16(SP)
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000020, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
 // func dotsF8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
 TEXT ·dotsF8AVX2(SB), NOSPLIT, $184-80

@@ -15,9 +15,18 @@ func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Ran
 	each(t, withNarrow(Tiers()), f)
 }
 
-// eachAssembly is eachTier for the tiers that have kernels for both layouts.
+// eachAssembly is eachTier for the tiers that have kernels for both layouts, and for both ways to prefetch, of which a machine
+// uses one.
 func eachAssembly(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
-	each(t, withNarrow(assembly), f)
+	tables := withNarrow(assembly)
+	for _, x := range assembly {
+		if x.single != nil {
+			y := *x
+			y.Tier, y.inOrder = fmt.Sprint(x.Tier, "/inOrder=", !x.inOrder), !x.inOrder
+			tables = append(tables, &y)
+		}
+	}
+	each(t, tables, f)
 }
 
 func withNarrow(tiers []*Kernels) (tables []*Kernels) {

@@ -88,13 +88,14 @@ func (a *isa) mix(e element, heads, vectors int) {
 			NEGQ(back)
 		}
 		eachRun(vp, off, nil, func(length Mem, ahead *lookahead) {
+			ahead.inOrder = a.inOrder()
 			left := GP64()
 			MOVQ(length, left)
 			MOVQ(left, rest)
 			if e.lead > 0 { // the rows are longer than their elements
 				ahead.prefetch("run", lines)
 			}
-			if e.bytes == 2 || e.bytes == 4 && heads > 1 { // as much as streams are staggered, or twice that
+			if !a.inOrder() && (e.bytes == 2 || e.bytes == 4 && heads > 1) { // as much as streams are staggered, or twice that
 				ahead.overlap(vectors * a.lanes / 8)
 			}
 			Label("keys")

@@ -51,7 +51,11 @@ func (a *isa) dotsBody(e element, fixed bool) {
 	}
 	d.second, d.hop = pairRuns(a.lanes, ldk)
 	d.following, d.nearer = AllocLocal(8), AllocLocal(8)
-	d.eachRows(map[int][]int{8: {1}, 4: {2, 1}, 1: {d.most(), 1}}, d.tile)
+	counts := map[int][]int{1: {d.most(), 1}}
+	if !a.inOrder() {
+		counts[8], counts[4] = []int{1}, []int{2, 1}
+	}
+	d.eachRows(counts, d.tile)
 }
 
 // dotsKernel is what the parts of dots share.
@@ -88,6 +92,9 @@ func (d *dotsKernel) eachRows(counts map[int][]int, tile func(label string, rows
 		Label(label + "_done")
 	}
 	for _, rows := range []int{8, 4, 1} {
+		if counts[rows] == nil {
+			continue
+		}
 		label := fmt.Sprintf("rows%d", rows)
 		atLeast(label, heads, rows, func() {
 			p := GP64()
@@ -133,6 +140,7 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	t.openQueries()
 	if !(rows == 1 && groups > 1) {
 		t.ahead = continued(argument("run"))
+		t.ahead.inOrder = d.inOrder()
 	}
 	if d.lead > 0 { // the rows are longer than their elements
 		t.prefetch(label, 0)
@@ -226,8 +234,10 @@ func (t *dotsTile) openKeys() {
 	MOVQ(p, d.kp)
 	t.moves = d.element.bytes > 1 || a.wide() // else conversions bind, and more instructions take longer
 	if t.moves {
-		CMPQ(d.count, Imm(uint64(t.groups)))
-		CMOVQEQ(t.base[0], p)
+		if !d.inOrder() { // else the following tile may be that of the next block
+			CMPQ(d.count, Imm(uint64(t.groups)))
+			CMOVQEQ(t.base[0], p)
+		}
 		MOVQ(p, d.following)
 	}
 }
@@ -259,6 +269,7 @@ func (t *dotsTile) prefetch(label string, g int) {
 		run = t.d.second
 	}
 	ahead := continued(run)
+	ahead.inOrder = t.d.inOrder()
 	ahead.prefetch(label, 1)
 	ahead.save()
 }
@@ -467,6 +478,15 @@ func (d *dotsKernel) words(n int, base, at reg.GPVirtual) []reg.VecVirtual {
 // fill. It takes all keys of that tile in turns while d reads a line of each of its own.
 func (d *dotsKernel) moveNearer(label string, at reg.GPVirtual, n int) (each []func()) {
 	p := GP64()
+	if d.inOrder() { // as many adjacent lines
+		MOVQ(at, p)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(64*n/d.piece())))), p)
+		ADDQ(d.following, p)
+		for i := range n {
+			each = append(each, func() { PREFETCHT0(Mem{Base: p, Disp: 64 * i}) })
+		}
+		return each
+	}
 	MOVQ(d.nearer, p)
 	TESTQ(U32(63), at)
 	JNZ(LabelRef(label))

@@ -20,6 +20,7 @@ func (a *isa) dotsF32() {
 	qc := GP64()
 	lds3, ldq3 := tripled(lds), tripled(ldq)
 	ahead := continued(argument("run"))
+	ahead.inOrder = a.inOrder()
 	// square returns the group's next square of keys, transposed.
 	square := func(label string) []reg.VecVirtual {
 		rows := a.vecs(a.lanes)
@@ -27,9 +28,11 @@ func (a *isa) dotsF32() {
 		// Lines of the run's next group that are in the second-level cache move to the first
 		// one: later they would wait for buffers that lines from memory fill.
 		group := GP64()
-		XORQ(group, group)
-		CMPQ(groups, Imm(1))
-		JE(LabelRef(label + "_last"))
+		if !a.inOrder() { // else the next group may be that of the next block
+			XORQ(group, group)
+			CMPQ(groups, Imm(1))
+			JE(LabelRef(label + "_last"))
+		}
 		MOVQ(ldk, group)
 		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
 		Label(label + "_last")
@@ -40,10 +43,19 @@ func (a *isa) dotsF32() {
 			}
 		}
 		MOVQ(kp, row)
+		if a.inOrder() { // as many adjacent lines
+			SUBQ(k, row)
+			SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), row)
+			ADDQ(k, row)
+		}
 		ADDQ(group, row)
 		jobs := make([]func(), a.lanes)
 		for i := range jobs {
 			jobs[i] = func() {
+				if a.inOrder() {
+					PREFETCHT0(a.at(row, i))
+					return
+				}
 				PREFETCHT0(Mem{Base: row})
 				if i < a.lanes-1 {
 					ADDQ(ldk, row)
@@ -75,12 +87,17 @@ func (a *isa) dotsF32() {
 		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), row)
 		ADDQ(row, k)
 	}
-	CMPQ(heads, Imm(4))
-	JNE(LabelRef("any"))
+	held := 4 // query rows
+	if a.inOrder() {
+		held = 1
+	} else {
+		CMPQ(heads, Imm(4))
+		JNE(LabelRef("any"))
+	}
 	loop("fours", groups, 1, func() { // with the sums in registers
 		MOVQ(k, kp)
 		MOVQ(q, qp)
-		acc := a.vecs(4)
+		acc := a.vecs(held)
 		for r := range acc {
 			a.zero(acc[r])
 		}
@@ -96,6 +113,11 @@ func (a *isa) dotsF32() {
 		}
 		nextGroup()
 	})
+	if a.inOrder() {
+		ahead.save()
+		end()
+		return
+	}
 	JMP(LabelRef("end"))
 	Label("any")
 	loop("group", groups, 1, func() {

@@ -33,6 +33,7 @@ type lookahead struct {
 	next, left reg.GPVirtual
 	apart      []reg.GPVirtual // from the first stream to the others, if registers hold that
 	chained    bool            // it goes on with the Run that follows: run is a register
+	inOrder    bool            // see isa.inOrder
 }
 
 // continued returns a lookahead that starts where the last kernel stopped with the Run whose
@@ -79,6 +80,15 @@ func (l *lookahead) prefetch(label string, n int) {
 
 // lines returns functions that prefetch a line each, together n lines of each stream.
 func (l *lookahead) lines(label string, n int) (each []func()) {
+	if l.inOrder { // the page of the next line of one stream, which is enough
+		return []func(){func() {
+			page := GP64()
+			MOVQ(l.next, page)
+			ANDQ(I32(-4096), page)
+			PREFETCHT1(Mem{Base: page})
+			ADDQ(U32(uint32(256*n)), l.next)
+		}}
+	}
 	var p reg.Register
 	for i := range n {
 		each = append(each, func() {
