@@ -50,7 +50,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 		out.Axes[backend.Seq], out.Axes[backend.Dim], out.Diagonal = cut.Whole, cut.Col, x.d.SeqQ
 	}
 	const columns = 64 // decides the tiles alone
-	s := x.newPass(shaders.DS, columns, cut.Sum, 1, 1, out)
+	s := x.newPass(shaders.DS, tilingOf(shaders.DS, columns), columns, cut.Sum, 1, 1, out)
 	tile, c := s.tile, s.cutter
 	c.AtMost(cut.Batch, 1)
 	c.AtMost(cut.Head, 1)

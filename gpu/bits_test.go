@@ -192,6 +192,20 @@ func TestSameBits(t *testing.T) {
 			return onMatrices(t, b, halved(t, b, dtype, call(t, b)))
 		}
 	}
+	gradients := func(t testing.TB, b *Backend) ([][]float32, backend.Plan) {
+		if len(b.matrices.Sizes) == 0 {
+			t.Skip("needs a device with matrix units")
+		}
+		c := halved(t, b, backend.F16, problem(t, b))
+		all, _ := onMatrices(t, b, c)
+		g := &backend.Gradients{Call: *c, DO: copied(t, b, backend.F16, upload(t, b, host(t, c.O.Shape(), wave)))}
+		for to, like := range map[*backend.Tensor]backend.Tensor{&g.DQ: c.Q, &g.DK: c.K, &g.DV: c.V} {
+			*to = alloc(t, b, backend.F32, like.Shape())
+		}
+		plan := must.Get(b.PlanBackward(t.Context(), g))(t)
+		check(t, b.Backward(context.Background(), g))
+		return append(all, floats(t, b, g.DQ), floats(t, b, g.DK), floats(t, b, g.DV)), plan
+	}
 	onUnits := []way{{}, {name: "submissions of 100,000 operations", opt: Options{MaxWork: 1e5}, cuts: true},
 		{name: "bindings of 16 KiB", opt: Options{Limits: limits{MaxStorageBufferBindingSize: 16 << 10}}, cuts: true}}
 	const split = 256 * paddedDim * 4 // bytes of a split's keys
@@ -225,6 +239,7 @@ func TestSameBits(t *testing.T) {
 		{"matrices, mask and bias", true, matrices(backend.F16, problem), onUnits},
 		{"matrices, blocks and bias by distance", true, matrices(backend.BF16, distant), onUnits},
 		{"matrices of f32", true, matrices(backend.F32, problem), onUnits},
+		{"matrices, gradients", true, gradients, []way{{says: "matrix units WGSL by key blocks and query blocks, products of f16"}, onUnits[1], onUnits[2]}},
 		{"the plain kernel", true, attends(problem), []way{plain("", Options{}, false), plain("chunks of a tile", Options{Budget: 1}, true)}},
 
 		{"decoding bf16", true, decodeOfDType(backend.BF16), levels},

@@ -71,7 +71,13 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backe
 		p = backend.NewGradientsPlan(g)
 		p.Backend, p.Limits = b.info.Name, b.info.Limits
 		p.Path = "WGSL by key blocks and query blocks"
-		p.Why = fmt.Sprintf("each workgroup computes the scores of its tiles again, %s storage, float32 sums in a fixed order", cut.Storage(&g.Call))
+		why := ""
+		if x.matrices != "" {
+			p.Path, p.Matrices = "matrix units "+p.Path+x.matrices, 1
+		} else if g.LowPrecision {
+			why = "; not on matrix units: " + x.noMatrix
+		}
+		p.Why = fmt.Sprintf("each workgroup computes the scores of its tiles again, %s storage, float32 sums in a fixed order%s", cut.Storage(&g.Call), why)
 		var names []string
 		for _, o := range gradientOperands(g).out {
 			if !o.Tensor.IsZero() {
@@ -102,6 +108,8 @@ type gradients struct {
 	rows  backend.Tensor  // [B, H, Sq, 2] F32: D and LSE, see delta.wgsl
 	sums  backend.Tensor  // [B, H, Sq, 1] F32: a term of each row, zero if none is needed
 	ops   []*queue.Op
+
+	matrices, noMatrix string // the unit of the products on matrix units, or why there are none
 }
 
 // newGradients returns the operations of g, with scratch from alloc, for the caller to release
@@ -222,7 +230,10 @@ func (x *gradients) delta() {
 
 // tiling is how gradient.wgsl divides its tiles among the threads of a workgroup: lanes for the
 // columns of each result, and ty for what is owned.
-type tiling struct{ results, lanes, ty int }
+type tiling struct {
+	results, lanes, ty int
+	matrix             shaders.MatrixGradient // unless M is 0
+}
 
 // gradientDepths are the vec4 of depths that gradient.wgsl stages at once.
 const gradientDepths = 4
@@ -234,13 +245,30 @@ func tilingOf(of shaders.Result, columns int) tiling {
 	return t
 }
 
+// tilingOf returns the tiling for results of so many columns, on matrix units where they take the call.
+func (x *gradients) tilingOf(of shaders.Result, columns int) tiling {
+	g, l := x.g, &x.b.dev.Limits
+	if x.noMatrix = "no LowPrecision with q, k, v and do of f16"; g.LowPrecision && g.Q.DType() == backend.F16 && g.K.DType() == backend.F16 && g.V.DType() == backend.F16 && g.DO.DType() == backend.F16 {
+		k, whyNot := x.b.matrices.Gradient(of, x.d.Dim, x.d.ValueDim, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
+		if x.noMatrix = whyNot; whyNot == "" {
+			x.matrices = fmt.Sprintf(", products of f16 matrices of %dx%dx%d", k.M, k.N, k.K)
+			return tiling{matrix: k}
+		}
+	}
+	return tilingOf(of, columns)
+}
+
 func (t tiling) tx() int      { return t.results * t.lanes }
-func (t tiling) owned() int   { return 8 * t.ty }
-func (t tiling) others() int  { return 4 * t.tx() }
-func (t tiling) columns() int { return 8 * t.lanes }
+func (t tiling) owned() int   { return 8*t.ty + t.matrix.TY*t.matrix.M }
+func (t tiling) others() int  { return 4*t.tx() + t.matrix.Others }
+func (t tiling) columns() int { return max(8*t.lanes, t.matrix.Depth, t.matrix.Columns) }
 
 // loops bounds the loop iterations of a thread for one tile, with the loops of @unroll(deep).
 func (t tiling) loops(dim, valueDim int) int {
+	if k := t.matrix; k.M > 0 {
+		turns := ceil(k.Depth+k.Columns, k.Others) // of results, of M·Others/4 vec4 a subgroup
+		return 16 + ceil(k.Others*turns*k.Others, 4*k.TY*k.Lanes) + 2*turns*(1+ceil(k.M*k.Others, 4*k.Lanes))
+	}
 	stages := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
 	return 4 + stages*(1+gradientDepths) + t.others()*9/8 + 33 // steps of 8 others or more
 }
@@ -258,11 +286,11 @@ type pass struct {
 
 // newPass returns the pass for results of so many columns, which are added to operands. Workgroups
 // need so many query heads together.
-func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads int, to ...*cut.Operand) *pass {
+func (x *gradients) newPass(of shaders.Result, tile tiling, columns, inner, granule, heads int, to ...*cut.Operand) *pass {
 	d, g := x.d, x.g
 	pairs, _ := x.pairs() // without the error that check returns
 	s := &pass{
-		x: x, scoreOptions: newScoreOptions(&x.p, d.Heads, &pairs), tile: tilingOf(of, columns),
+		x: x, scoreOptions: newScoreOptions(&x.p, d.Heads, &pairs), tile: tile,
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
 		do: cut.Reads("do", g.DO, cut.RowAxes, 1), info: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
 	}
@@ -280,8 +308,15 @@ func (x *gradients) newPass(of shaders.Result, columns, inner, granule, heads in
 		wide = wide && cut.AlignedRows(o, 4)
 	}
 	if x.b.info.Type == backend.CPU { // compiles in less time
-		expand, wide = shaders.Registers, false
+		expand = shaders.Registers
 	}
+	if k := tile.matrix; k.M > 0 {
+		k.Expand = expand
+		k.Vec, k.Full, k.Both, k.Paired = wide, wide && k.Depth == d.Dim && k.Columns == d.ValueDim, s.both, s.kinds != tune.Pairs{}
+		s.kernel = s.modded(k, true)
+		return s
+	}
+	wide = wide && expand == shaders.Full
 	s.kernel = s.modded(shaders.Gradient{
 		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
 		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0 && (of == shaders.DQ || d.Dim == d.ValueDim)),
@@ -309,7 +344,7 @@ func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, di
 			q, k, v, do, info := view(s.q), view(s.k), view(s.v), view(s.do), s.info.View(p.Box, c.Align)
 			w := &shaders.AttentionParams{
 				KVHeads: ceil(p.Len(cut.Head), s.x.group), Group: s.x.group, AllKeys: d.SeqK, Dim: d.Dim, VDim: d.ValueDim,
-				Flags: when(!p.First, shaders.GoOn), Q: strides(q), K: strides(k), V: strides(v), O: strides(do), S: strides(info),
+				Flags: when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave), Q: strides(q), K: strides(k), V: strides(v), O: strides(do), S: strides(info),
 			}
 			mask, bias, more := s.bind(w, p, c.Align, 1)
 			windows := append([]cut.Window{q.Window, k.Window, v.Window, do.Window, info.Window, mask, bias, p.State}, more...)
@@ -341,9 +376,9 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 	if to == nil {
 		return
 	}
-	tile := tilingOf(of, columns)
+	tile := x.tilingOf(of, columns)
 	parts := ceil(columns, tile.columns())
-	pitch := parts * tile.columns()
+	pitch := parts*tile.columns() + when(tile.matrix.M > 0, 4)
 	// owned returns the heads that workgroups own, and the rows or keys of each.
 	owned := func(box cut.Box) (owners, length int) {
 		if of == shaders.DQ {
@@ -357,7 +392,7 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 	for granule > 1 && uint64(4*heads*granule*max(x.d.Dim, x.d.ValueDim)) > queue.MaxWindow(x.b.dev.Limits)/2 {
 		granule /= 2
 	}
-	s := x.newPass(of, columns, inner, granule, heads, to...)
+	s := x.newPass(of, tile, columns, inner, granule, heads, to...)
 	c := s.cutter
 	// sums returns the elements of a result in the state.
 	sums := func(box cut.Box) int {

@@ -114,6 +114,10 @@ func BenchmarkMatrices(b *testing.B) {
 			}
 		}
 	}
+	for _, dim := range []int{64, 128} {
+		x.peak = peak
+		x.gradients(backend.F16, sizes[0], dim, true)
+	}
 }
 
 // heads returns a tensor of [1, heads, rows, dim].
@@ -171,14 +175,19 @@ func BenchmarkKernels(b *testing.B) {
 		}
 	}
 	for _, dim := range []int{64, 128} {
-		t := func() backend.Tensor { return x.heads(backend.F32, 16, seq, dim) }
-		g := &backend.Gradients{Call: backend.Call{Q: t(), K: t(), V: t(), O: t(), LSE: x.heads(backend.F32, 16, seq, 1), Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}, DO: t(), DQ: t(), DK: t(), DV: t()}
-		all := must.Get(be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
-			return be.alloc(b.Context(), dtype, s)
-		}))(b)
-		product := 2 * 16 * float64(seq) * float64(seq) * float64(dim)
-		for i, name := range []string{"delta", "dkv", "dq"} {
-			x.measure(fmt.Sprintf("gradients/D=%d/%s", dim, name), []float64{0, 4, 3}[i]*product, 0, all.ops[i])
-		}
+		x.gradients(backend.F32, seq, dim, false)
+	}
+}
+
+// gradients measures the kernels of gradients of 16 heads.
+func (x *timer) gradients(dtype backend.DType, seq, dim int, low bool) {
+	t := func() backend.Tensor { return x.heads(dtype, 16, seq, dim) }
+	g := &backend.Gradients{Call: backend.Call{Q: t(), K: t(), V: t(), O: t(), LSE: x.heads(backend.F32, 16, seq, 1), Problem: backend.Problem{LowPrecision: low, Scale: 0.125, Visible: backend.Everything()}}, DO: t(), DQ: t(), DK: t(), DV: t()}
+	all := must.Get(x.be.newGradients(g, func(dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
+		return x.be.alloc(x.Context(), dtype, s)
+	}))(x)
+	product := 2 * 16 * float64(seq) * float64(seq) * float64(dim)
+	for i, name := range []string{"delta", "dkv", "dq"} {
+		x.measure(fmt.Sprintf("gradients/%v/D=%d/%s", dtype, dim, name), []float64{0, 4, 3}[i]*product, 0, all.ops[i])
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -109,7 +111,7 @@ func (d *mutated) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) 
 	if strings.HasPrefix(desc.Label, d.kernel) {
 		old := desc.WGSL
 		desc.WGSL = d.edit(old)
-		d.edited = desc.WGSL != old
+		d.edited = d.edited || desc.WGSL != old
 	}
 	return d.Device.CreatePipeline(desc)
 }
@@ -196,6 +198,48 @@ func TestMatrixMutants(t *testing.T) {
 		{"low parts of weights of odd values are left out", " / 2048.0;", " * 0.0;"},
 	} {
 		run(backend.F32, m)
+	}
+}
+
+// TestMatrixGradientMutants: gradients on matrix units are within the bound, and those of mistakes are not.
+func TestMatrixGradientMutants(t *testing.T) {
+	causal := kernels.Options{Causal: true, Align: kernels.LowerRight, LowPrecision: true}
+	steep := kernels.Options{ALiBi: []float32{1, 1.5}, LowPrecision: true} // dX grow by more than 2^7 a tile
+	for _, m := range []struct {
+		name         string
+		in, old, new string // of kernels with in
+		opt          kernels.Options
+	}{
+		{"the kernel itself", "", "", "", causal},
+		{"steep slopes", "", "", "", steep},
+		{"a product of S is dropped", "", "s = subgroupMatrixMultiplyAccumulate(own1[i]", "if (i == 1u) { continue; } s = subgroupMatrixMultiplyAccumulate(own1[i]", causal},
+		{"a product of dP is dropped", "", "s = subgroupMatrixMultiplyAccumulate(own2[i]", "if (i == 1u) { continue; } s = subgroupMatrixMultiplyAccumulate(own2[i]", causal},
+		{"a product of dV is dropped", "", "acc2[n] = subgroup", "if (n == 1u) { continue; } acc2[n] = subgroup", causal},
+		{"a product of dK is dropped", "const OF: u32 = 0u;", "acc1[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc1[n] = subgroupMatrixMul", causal},
+		{"a product of dQ is dropped", "const OF: u32 = 1u;", "acc1[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc1[n] = subgroupMatrixMul", causal},
+		{"sums of dK are not rescaled", "const OF: u32 = 0u;", "*= factors[", "*= 1.0 + 0.0 * factors[", steep},
+		{"sums of dQ are not rescaled", "const OF: u32 = 1u;", "*= factors[", "*= 1.0 + 0.0 * factors[", steep},
+		{"P lacks its factor", "", "e * 32768.0", "e * 16384.0", causal},
+		{"keys before the diagonal are hidden", "", "(min(i + p.hi, cap))", "(min(i + p.hi - 3, cap))", causal},
+	} {
+		b := openMatrices(t, Options{})
+		port := &mutated{Device: b.dev.Port, kernel: "matrixgradient ", edit: func(wgsl string) string {
+			if !strings.Contains(wgsl, m.in) {
+				return wgsl
+			}
+			return strings.NewReplacer(m.old, m.new).Replace(wgsl)
+		}}
+		b = must.Get(newBackend(port, b.info, Options{}))(t)
+		b.info.Type = backend.CPU // whose kernels have loops
+		if m.old == "" {
+			b.info.Type = backend.Discrete
+		}
+		err := kernelstest.CheckGradients(t, kernels.NewDevice(b), kernelstest.Case{Name: m.name, DType: backend.F16, Seed: 2, Options: m.opt,
+			Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 37, SeqK: 75, Dim: 32, ValueDim: 24}})
+		t.Logf("%s: %v", m.name, err)
+		if port.edited != (m.old != "") || (err != nil) != port.edited {
+			t.Errorf("%s: edited: %t, %v", m.name, port.edited, err)
+		}
 	}
 }
 

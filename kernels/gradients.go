@@ -119,8 +119,6 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 		return fmt.Errorf("lists of keys in device memory have no gradients: give KeyIndices.Indices: %w", ErrUnsupported)
 	case c.k.DType().Quantised():
 		return fmt.Errorf("k is %v, which has no gradients: use f32, f16 or bf16: %w", c.k.DType(), ErrUnsupported)
-	case c.opt.LowPrecision:
-		return fmt.Errorf("LowPrecision is set, but gradients are those of float32 weights: prepare the call without it: %w", ErrUnsupported)
 	case c.opt.ScoreMod != nil && c.opt.ScoreMod.Derivative == nil && c.opt.ScoreMod.WGSLDerivative == "":
 		return fmt.Errorf("score mod: Derivative is nil and WGSLDerivative empty, gradients need one: %w", ErrUnsupported)
 	case result.LSE.IsZero():

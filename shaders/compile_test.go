@@ -22,6 +22,7 @@ var (
 	merge64    = SplitMerge{Split: 256, TX: 8, Quads: 16}
 	matmulL    = Matmul{TX: 8, TY: 16, Rows: 8, CV: 2, QD: 4}
 	product16  = MatrixProduct{M: 16, N: 16, K: 16, Lanes: 32, SY: 2, SX: 2, RM: 2, CN: 2, Depth: 32}
+	matrixDKV  = MatrixGradient{In: F16, KV: F16, DO: F16, M: 16, N: 16, K: 16, Lanes: 32, TY: 4, Others: 16, Depth: 64, Columns: 64, Paired: true}
 	gradient64 = Gradient{TX: 16, TY: 8, QD: 4, Paired: true}
 )
 
@@ -35,7 +36,7 @@ func (f Flash) with(o Option) Flash {
 func plain() []Variant {
 	decode, matmul, matrix := decode64, matmulL, matrix64
 	decode.Wide, decode.Extra, matmul.Skip, matrix.Paired = true, true, true, true
-	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, product16, Softmax{Held: true, Row: 1024}, gradient64, RoPE{}, NormGate{}, Linear{Rows: 4}, Convert{}}
+	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, product16, Softmax{Held: true, Row: 1024}, gradient64, matrixDKV, RoPE{}, NormGate{}, Linear{Rows: 4}, Convert{}}
 	for _, k := range fixed {
 		list = append(list, k)
 	}
@@ -128,6 +129,11 @@ func variants(f func(v Variant, departures int)) {
 			n-- // one field, set by two flags
 		}
 		f(v, n)
+	})
+	each(3, []Type{F32}, func(on flags, _ Type, n int) {
+		v := matrixDKV
+		v.Vec, v.Full, v.Paired, v.Of, v.N = on(0), on(0), on(1), pick(on(2), DQ, DKV), pick(on(1), 8, 16)
+		f(own(v, on(2)), n)
 	})
 	each(3, []Type{F32}, func(on flags, _ Type, n int) {
 		f(own(Softmax{Row: 1024, Both: both(on(0), on(1)), Held: on(1)}, on(2)), n)

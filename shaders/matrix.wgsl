@@ -43,6 +43,7 @@ enable f16;
 enable subgroups;
 enable chromium_experimental_subgroup_matrix;
 
+const EXPAND: u32 = 2u; // loops of @unroll(deep) are unrolled
 const PARTS: u32 = 2u - min(IN, 1u); // numbers of f16 for an element: 2 for f32
 const Q2: u32 = min(VEC, min(IN, 1u)); // 1: q is bound as fours (VEC 1) or eights (VEC 2) of 16-bit elements
 const KV2: u32 = Q2; // the same for k and v
@@ -259,30 +260,6 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     }
 }
 
-// store_columns and load_columns move turn c of the output to and from workgroup memory.
-@inline fn store_columns() {
-    @unroll for (var y = 0u; y < TURNS; y++) {
-        if (c == y) {
-            @unroll for (var n = 0u; n < min(SN, ON - y * SN); n++) {
-                subgroupMatrixStore<row_major>(&scores[subgroup], n * (N / 4u), acc[y * SN + n], SS);
-            }
-        }
-    }
-    workgroupBarrier();
-}
-
-@inline fn load_columns() {
-    workgroupBarrier();
-    @unroll for (var y = 0u; y < TURNS; y++) {
-        if (c == y) {
-            @unroll for (var n = 0u; n < min(SN, ON - y * SN); n++) {
-                acc[y * SN + n] = subgroupMatrixLoad<Result, row_major>(&scores[subgroup], n * (N / 4u), SS);
-            }
-        }
-    }
-    workgroupBarrier();
-}
-
 // output adds the products of weights and values to the output.
 @inline fn output_products() {
     @if(IN == 0u) { @inline low_output(); }
@@ -339,7 +316,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
 // write_rows writes the output: neighbouring lanes write neighbouring columns.
 @inline fn write_rows() {
     for (var c = 0u; c < TURNS; c++) {
-        @inline store_columns();
+        @inline store_columns(acc, ON);
         @unroll for (var h = 0u; h < EACH; h++) {
             let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {

@@ -127,6 +127,23 @@ type Matrix struct {
 // MatrixPeak multiplies MxK times KxN in registers, in subgroups of Lanes threads.
 type MatrixPeak struct{ M, N, K, Lanes int }
 
+// MatrixGradient is Gradient on matrix units, whose workgroups have TY subgroups of Lanes threads.
+type MatrixGradient struct {
+	Expand     Expand
+	In, KV, DO Type   // of q; of k and v; of dO, all F16
+	Vec        bool   // q, k, v and dO are contiguous along D, in aligned fours
+	Full       bool   // rows of q and k fill Depth, and those of v and dO Columns; needs Vec
+	Both       Both   // of a kind of pair operands
+	Paired     bool   // the call has softcap, a mask, a bias, slopes or dropout
+	Of         Result // DKV or DQ
+
+	M, N, K        int // of a product: MxK times KxN
+	Lanes          int // of a subgroup, a multiple of M
+	TY             int // subgroups of a workgroup, which own M keys or rows each
+	Others         int // rows or keys of a tile: M or more, up to 32, a multiple of N, K and 4·Lanes/M
+	Depth, Columns int // D and Dv, multiples of N and K
+}
+
 // Decode is the first half of decoding. A workgroup has a thread for each key of a tile.
 type Decode struct {
 	Expand Expand
@@ -267,19 +284,20 @@ const (
 	InTable         // in the binding table
 )
 
-func (Attention) Name() string     { return "attention" }
-func (Flash) Name() string         { return "flash" }
-func (Matrix) Name() string        { return "matrix" }
-func (MatrixPeak) Name() string    { return "matrixpeak" }
-func (Decode) Name() string        { return "decode" }
-func (SplitMerge) Name() string    { return "splitmerge" }
-func (Matmul) Name() string        { return "matmul" }
-func (MatrixProduct) Name() string { return "matrixproduct" }
-func (Softmax) Name() string       { return "softmax" }
-func (Gradient) Name() string      { return "gradient" }
-func (RoPE) Name() string          { return "rope" }
-func (NormGate) Name() string      { return "normgate" }
-func (Linear) Name() string        { return "linear" }
-func (Convert) Name() string       { return "convert" }
-func (k Fixed) Name() string       { return string(k) }
-func (k Custom) Name() string      { return k.Title }
+func (Attention) Name() string      { return "attention" }
+func (Flash) Name() string          { return "flash" }
+func (Matrix) Name() string         { return "matrix" }
+func (MatrixGradient) Name() string { return "matrixgradient" }
+func (MatrixPeak) Name() string     { return "matrixpeak" }
+func (Decode) Name() string         { return "decode" }
+func (SplitMerge) Name() string     { return "splitmerge" }
+func (Matmul) Name() string         { return "matmul" }
+func (MatrixProduct) Name() string  { return "matrixproduct" }
+func (Softmax) Name() string        { return "softmax" }
+func (Gradient) Name() string       { return "gradient" }
+func (RoPE) Name() string           { return "rope" }
+func (NormGate) Name() string       { return "normgate" }
+func (Linear) Name() string         { return "linear" }
+func (Convert) Name() string        { return "convert" }
+func (k Fixed) Name() string        { return string(k) }
+func (k Custom) Name() string       { return k.Title }

@@ -15,6 +15,8 @@ type Sum struct {
 	Value    float64
 	abs, err float64 // of the terms: sum of the magnitudes, of the error bounds
 	terms    int
+	// What each rounded x may lose beside its own share, and the sum of the magnitudes of what it multiplies.
+	floor, factors float64
 }
 
 // add adds x·y, where x has an error of at most err and y is exact.
@@ -26,6 +28,17 @@ func (s *Sum) add(x, err, y float64) {
 	s.abs += math.Abs(x * y)
 	s.err += times(err, math.Abs(y)) + flushed
 	s.terms++
+}
+
+// addRounded is add where x is rounded in units that lose up to v of it, or f of the largest x of the sum.
+func (s *Sum) addRounded(x, err, y, v, f float64) {
+	if s == nil {
+		return
+	}
+	most := math.Abs(x) + err
+	s.add(x, err+times(v, most), y)
+	s.floor = math.Max(s.floor, times(f, most))
+	s.factors += math.Abs(y)
 }
 
 // times returns x·y. 0 times infinity is 0: a product with 0 has no error, however far the other factor is off.
@@ -41,7 +54,7 @@ func (s *Sum) Bound(out backend.DType) float64 {
 	if s.terms == 0 {
 		return 0
 	}
-	return Element{s.Value, s.err + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs}.Bound(out)
+	return Element{s.Value, s.err + times(s.floor, s.factors) + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs}.Bound(out)
 }
 
 // RowGradients are the gradients to which a row adds. Those that are nil are not computed.
@@ -82,6 +95,10 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 		return p, weightError(x, e) + 8*u*p
 	}
 
+	v, fp, fx := 0.0, 0.0, 0.0 // of products on matrix units
+	if r.Rounded == backend.F16 {
+		v, fp, fx = 0x1p-11, 0x1p-40, 0x1p-32
+	}
 	// nan is NaN if the row sees a number that is not finite, otherwise 0.
 	nan := 0 * (a.LSE + float64(dlse) + total(r.Q) + total(do))
 	for _, j := range a.visible {
@@ -117,13 +134,14 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 				factor = 0
 			}
 		}
+		lost := math.Min(v*(p+alpha)+fp, p+alpha) // to f16
 		dp, absDP := 0.0, 0.0
 		for x, do := range do {
 			y := factor * float64(do) * float64(r.V[j*r.Dv+x])
 			dp += y
 			absDP += math.Abs(y)
 			if g.DV != nil {
-				g.DV[j*r.Dv+x].add(p*factor, factor*((1+4*u)*alpha+4*u*p+flushed), float64(do))
+				g.DV[j*r.Dv+x].add(p*factor, factor*((1+4*u)*alpha+4*u*p+flushed+lost), float64(do))
 			}
 		}
 		ds, sigma, t := score(p, alpha, dp, absDP)
@@ -142,10 +160,10 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 		xi := times(math.Abs(scale), times(sigma, math.Abs(c)+gamma)+times(p*math.Abs(t), gamma+3*u)+flushed) + flushed
 		for i := range d {
 			if g.DQ != nil {
-				g.DQ[i].add(dx, xi, float64(r.K[j*d+i]))
+				g.DQ[i].addRounded(dx, xi, float64(r.K[j*d+i]), v, fx)
 			}
 			if g.DK != nil {
-				g.DK[j*d+i].add(dx, xi, float64(r.Q[i]))
+				g.DK[j*d+i].addRounded(dx, xi, float64(r.Q[i]), v, fx)
 			}
 		}
 	}

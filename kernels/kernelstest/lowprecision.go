@@ -37,6 +37,7 @@ func lowPrecisionCases(dtype backend.DType) []Case {
 		{Name: "block mask", Dims: dims(1, 2, 2, 70, 300, 64, 64), BlockSize: 16, BlockShape: backend.Shape{1, 2, 5, 19}},
 		{Name: "large logits", Dims: many, Gain: 30},
 		{Name: "NaN in hidden values", Dims: many, Options: kernels.Options{KLen: []int{77}}, PoisonV: map[int]float32{77: float32(math.NaN())}},
+		{Name: "Inf in visible values", Dims: many, PoisonV: map[int]float32{110: float32(math.Inf(-1))}, Options: kernels.Options{Causal: true, Align: kernels.LowerRight}},
 		{Name: "NaN in visible keys", Dims: many, PoisonK: map[int]float32{3: float32(math.NaN())}, Options: kernels.Options{Causal: true}},
 		{Name: "float32 queries", Dims: many, DType: f32, Keys: &dtype},
 		{Name: "float32 queries, decode", Dims: few, DType: f32, Keys: &dtype},
@@ -93,16 +94,63 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, dev, backend.BF16, 70, 1, 16) })
 	t.Run("rows alone, f16", func(t *testing.T) { rowsAlone(t, dev, backend.F16, 70, 1, 19) })
 	t.Run("rows alone, q8", func(t *testing.T) { rowsAlone(t, dev, backend.Q8, 6, 1, 3) })
+	if implements[backend.Differentiator](dev) {
+		testLowGradients(t, dev, h)
+	}
 	t.Run("refused", func(t *testing.T) {
 		on := Case{Dims: dims(1, 1, 1, 4, 4, 8, 8), DType: backend.BF16, Options: kernels.Options{LowPrecision: true, LSE: true}}.build().on(t, dev)
 		defer on.release()
-		c := prepare(t, dev, on.q.view, on.k.view, on.v.view, on.opt)
-		out := must(c.Run(t.Context()))(t)
-		defer out.Release()
-		wantError(t, "backward", backend.ErrUnsupported, c.Backward(t.Context(), c.Gradients(), kernels.Result{O: out.O}, out))
 		_, err := dev.Scores(t.Context(), on.q.view, on.k.view, kernels.Scaled, on.opt)
 		wantError(t, "scores", backend.ErrUnsupported, err)
 	})
+}
+
+// lowGradientCases are calls with Options.LowPrecision whose gradients are computed, with operands of a type.
+func lowGradientCases(dtype backend.DType) []Case {
+	many := dims(1, 4, 2, 70, 150, 32, 32)
+	cases := []Case{
+		{Name: "plain", Dims: dims(2, 2, 2, 37, 75, 32, 32)},
+		{Name: "causal, grouped heads", Dims: many, Options: kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{Name: "window, lengths", Dims: dims(2, 2, 1, 70, 90, 16, 24), Options: kernels.Options{Window: &kernels.Window{Left: 20, Right: 3}, KLen: []int{77, 33}}},
+		{Name: "odd head sizes", Dims: dims(1, 2, 1, 35, 40, 33, 31), Layout: Padded},
+		{Name: "head size 128", Dims: dims(1, 1, 1, 33, 70, 128, 32), Layout: BSHD},
+		{Name: "head size 160", Dims: dims(1, 1, 1, 20, 20, 160, 16)},
+		{Name: "mask, bias, softcap", Dims: many, MaskShape: backend.Shape{1, 1, 70, 150}, HideRows: true, BiasShape: backend.Shape{1, 4, 70, 150}, BiasHides: true, Options: kernels.Options{Softcap: 3}},
+		{Name: "dropout, alibi, sinks", Dims: many, Options: kernels.Options{ALiBi: slopes(4), Sinks: []float32{1, -2, 8, 0}, Dropout: kernels.Dropout{P: 0.3, Seed: 3}}},
+		{Name: "steep slopes", Dims: dims(1, 2, 1, 37, 75, 32, 24), Options: kernels.Options{ALiBi: []float32{1, 1.5}}}, // dS grow by more than 2^7 a tile
+		{Name: "block mask", Dims: dims(1, 2, 2, 70, 100, 32, 32), BlockSize: 16, BlockShape: backend.Shape{1, 2, 5, 7}},
+		{Name: "large logits", Dims: dims(1, 1, 1, 33, 70, 64, 64), Gain: 30},
+		{Name: "small scale", Dims: dims(1, 1, 1, 20, 40, 8, 16), Options: kernels.Options{Scale: new(1e-9)}},
+		{Name: "NaN in hidden keys and values", Dims: many, Options: kernels.Options{KLen: []int{77}}, PoisonK: map[int]float32{77: float32(math.NaN())}, PoisonV: map[int]float32{80: float32(math.Inf(1))}},
+		{Name: "Inf in visible values", Dims: many, PoisonV: map[int]float32{110: float32(math.Inf(-1))}, Options: kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{Name: "NaN in visible keys", Dims: many, PoisonK: map[int]float32{73: float32(math.NaN())}, Options: kernels.Options{Causal: true}},
+	}
+	for i := range cases {
+		c := &cases[i]
+		// do has the type of the operands.
+		c.DType, c.Seed, c.Options.LowPrecision = dtype, uint64(902+5*i), true
+	}
+	return cases
+}
+
+// testLowGradients compares gradients of calls with Options.LowPrecision with the oracle.
+func testLowGradients(t *testing.T, dev *kernels.Device, h Harness) {
+	for i, dtype := range []backend.DType{backend.F16, backend.BF16} {
+		cases := lowGradientCases(dtype)
+		for j, c := range cases {
+			if !h.takes(i*len(cases) + j) {
+				continue
+			}
+			t.Run(dtype.String()+" gradients, "+c.Name, func(t *testing.T) {
+				needs(t, dev, c)
+				worst, err := checkGradients(t, dev, c)
+				must(0, err)(t)
+				for n, w := range worst {
+					t.Logf("%s: at most %.2g of the bound", gradientNames[n], w.Off)
+				}
+			})
+		}
+	}
 }
 
 // planOf returns the plan of a case.

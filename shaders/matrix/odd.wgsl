@@ -81,11 +81,6 @@ fn part_of(x: vec4<f32>, part: u32) -> vec4<f32> {
     } @else return x;
 }
 
-fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)); }
-
-// power_of_two returns 2^(exponent - 127).
-fn power_of_two(exponent: u32) -> f32 { return bitcast<f32>(exponent << 23u); }
-
 // product_of returns the product of a query and a key, whose rows begin at i and j, in the order of their elements.
 @if(IN != 1u) fn product_of(i: u32, j: u32) -> f32 {
     var sum = 0.0;
@@ -153,7 +148,7 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
         }
     }
     for (var c = 0u; c < TURNS; c++) {
-        @inline store_columns();
+        @inline store_columns(acc, ON);
         @unroll for (var h = 0u; h < EACH; h++) {
             let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
@@ -177,7 +172,7 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
                 scores[subgroup][line * SS + x] = y;
             }
         }
-        @inline load_columns();
+        @inline load_columns(acc, ON);
     }
     @if(IN != 1u) {
         @unroll for (var h = 0u; h < EACH; h++) {

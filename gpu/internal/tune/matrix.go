@@ -102,6 +102,31 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 		k.M, k.N, k.K, dim, s.ValueDim, s.Limits.Threads, s.Limits.Memory)
 }
 
+const maxGradientDim = 128 // of gradients on matrix units
+
+// Gradient returns the kernel of gradients on matrix units for heads of dim and valueDim elements of f16, without what depends on
+// options, or the reason when there is none.
+func (m Matrices) Gradient(of shaders.Result, dim, valueDim int, l Limits) (k shaders.MatrixGradient, whyNot string) {
+	x, whyNot := m.Largest()
+	if whyNot == "" && max(dim, valueDim) > maxGradientDim {
+		whyNot = fmt.Sprintf("gradients on matrices take heads of up to %d elements", maxGradientDim)
+	}
+	if whyNot != "" {
+		return k, whyNot
+	}
+	k = shaders.MatrixGradient{In: shaders.F16, KV: shaders.F16, DO: shaders.F16, Of: shaders.DKV, M: x.M, N: x.N, K: x.K, Lanes: x.Lanes}
+	k.Depth, k.Columns = roundUp(dim, max(k.N, k.K)), roundUp(valueDim, max(k.N, k.K))
+	k.Others = max(k.M, k.N, k.K, 4*k.Lanes/k.M)
+	for k.TY = max(matrixRows/k.M, 1); k.TY > 0 && k.Others <= 32 && k.Others%max(k.N, k.K) == 0 && k.Lanes%k.M == 0 && k.M%4 == 0; k.TY /= 2 {
+		if k.TY*k.Lanes <= l.Threads && shaders.Describe(k).WorkgroupMemory <= l.Memory { // where dK and dV fit, dQ does
+			k.Of = of
+			return k, ""
+		}
+	}
+	return k, fmt.Sprintf("gradients on matrices of %dx%dx%d for heads of %d and %d elements fit no workgroup of up to %d threads and %d bytes",
+		k.M, k.N, k.K, dim, valueDim, l.Threads, l.Memory)
+}
+
 // MatrixLoops returns a bound on the rounds of loops that a thread makes for one tile of k.
 func MatrixLoops(k shaders.Matrix) int {
 	c := shaders.Describe(k).Constants

@@ -1,0 +1,29 @@
+// Parts of the kernels on matrix units.
+
+// halves_of returns x in f16.
+fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)); }
+
+// power_of_two returns 2^(exponent - 127).
+fn power_of_two(exponent: u32) -> f32 { return bitcast<f32>(exponent << 23u); }
+
+// not_a_number returns a NaN.
+fn not_a_number() -> f32 {
+    let bits = 0x7fc00000u;
+    return bitcast<f32>(bits);
+}
+
+// store_columns and load_columns move turn c of $COUNT matrices in a row, SN at once, to and from workgroup memory.
+@inline fn store_columns($acc, $COUNT) {
+    @unroll(deep) for (var n = 0u; n < $COUNT; n++) {
+        if (c == n / SN) { subgroupMatrixStore<row_major>(&scores[subgroup], n % SN * (N / 4u), $acc[n], SS); }
+    }
+    workgroupBarrier();
+}
+
+@inline fn load_columns($acc, $COUNT) {
+    workgroupBarrier();
+    @unroll(deep) for (var n = 0u; n < $COUNT; n++) {
+        if (c == n / SN) { $acc[n] = subgroupMatrixLoad<Result, row_major>(&scores[subgroup], n % SN * (N / 4u), SS); }
+    }
+    workgroupBarrier();
+}
