@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"runtime"
 	"sync/atomic"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -33,122 +31,6 @@ func withO(t testing.TB, c backend.Call) backend.Call {
 	d := c.Dims()
 	c.O = alloc(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})
 	return c
-}
-
-// referenceGradients returns the gradients of g, a call with one batch, computed in float64,
-// in the order of Gradients.Operands, with a DBias [H, Sq, Sk].
-func referenceGradients(t *testing.T, g *backend.Gradients) (sums [7][]oracle.Sum) {
-	t.Helper()
-	d := g.Dims()
-	distances, dO, dLSE := d.SeqQ+d.SeqK-1, floats(t, g.DO), floats(t, g.DLSE)
-	for n, size := range [7]int{d.Heads * d.SeqQ * d.Dim, d.KVHeads * d.SeqK * d.Dim, d.KVHeads * d.SeqK * d.ValueDim,
-		d.Heads * d.SeqQ * d.SeqK, d.Heads * distances, d.Heads, d.Heads} {
-		sums[n] = make([]oracle.Sum, size)
-	}
-	eachRow(t, &g.Call, func(h, hk, i int, r *oracle.Row) {
-		row := h*d.SeqQ + i
-		to := oracle.RowGradients{DQ: sums[0][row*d.Dim:], DK: sums[1][hk*d.SeqK*d.Dim:], DV: sums[2][hk*d.SeqK*d.ValueDim:],
-			DBias:     func(j int) *oracle.Sum { return &sums[3][row*d.SeqK+j] },
-			DRelative: func(j int) *oracle.Sum { return &sums[4][h*distances+j-i+d.SeqQ-1] }, DSink: &sums[6][h]}
-		if r.Distance != nil {
-			to.DSlope = &sums[5][h]
-		}
-		oracle.Differentiate(*r, dO[row*d.ValueDim:][:d.ValueDim], dLSE[row], to)
-	})
-	return sums
-}
-
-// requestBiases requests the gradients of the biases and sinks of g, summed over some axes,
-// sums want over these axes, and has them added to in some calls.
-func requestBiases(t *testing.T, rng *rand.Rand, g *backend.Gradients, want *[7][]float64) {
-	t.Helper()
-	d := g.Dims()
-	one := func(n int) int { return []int{1, n}[rng.IntN(2)] }
-	if !g.Bias.IsZero() {
-		shape := backend.Shape{1, one(d.Heads), one(d.SeqQ), one(d.SeqK)}
-		g.DBias = random(t, 25, shape)
-		sums := make([]float64, shape.Elements())
-		for n, x := range want[3] {
-			h, i, j := n/d.SeqK/d.SeqQ%shape[1], n/d.SeqK%d.SeqQ%shape[2], n%d.SeqK%shape[3]
-			sums[(h*shape[2]+i)*shape[3]+j] += x
-		}
-		want[3] = sums
-	}
-	if !g.Relative.IsZero() {
-		n := d.SeqQ + d.SeqK - 1
-		shape := backend.Shape{1, one(d.Heads), 1, n}
-		g.DRelative = random(t, 26, shape)
-		for i, x := range want[4][n:] {
-			if shape[1] == 1 {
-				want[4][i] += x
-			}
-		}
-	}
-	if g.Slopes != nil {
-		g.DSlopes = random(t, 27, backend.Shape{1, d.Heads, 1, 1})
-	}
-	if g.Sinks != nil {
-		g.DSinks = random(t, 28, backend.Shape{1, d.Heads, 1, 1})
-	}
-	if g.Add = rng.IntN(3) == 0; g.Add {
-		outputs, _ := g.Operands()
-		for k, o := range outputs {
-			if !o.Tensor.IsZero() {
-				for i, x := range floats(t, o.Tensor) {
-					want[k][i] += float64(x)
-				}
-			}
-		}
-	}
-}
-
-// TestBackward compares the gradients of each tier with those of float64 for options alone
-// and together, at lengths at and next to the edges of vectors, tiles and key blocks.
-func TestBackward(t *testing.T) {
-	skipWithRace(t)
-	rng := rand.New(rand.NewPCG(2, 9))
-	rounds := 150
-	if testing.Short() {
-		rounds = 60
-	}
-	for n := range rounds {
-		sq, sk := drawLengths(rng)
-		say, c := drawOptions(t, rng, n, sq, sk)
-		var sums [7][]oracle.Sum // of all tiers
-		for _, tier := range Tiers() {
-			be := open(t, Options{Tier: tier, Threads: 1 + n%3})
-			g := backwardOf(t, be, withO(t, c))
-			if sums[0] == nil {
-				sums = referenceGradients(t, g)
-			}
-			var want [7][]float64
-			for k := range sums {
-				for _, s := range sums[k] {
-					want[k] = append(want[k], s.Value)
-				}
-			}
-			requestBiases(t, rng, g, &want)
-			must.Do(t, be.Backward(t.Context(), g))
-			outputs, _ := g.Operands()
-			for k, o := range outputs {
-				if o.Tensor.IsZero() {
-					continue
-				}
-				most := 0.0
-				for _, x := range want[k] {
-					most = max(most, math.Abs(x))
-				}
-				if k == 5 { // terms of up to the lengths cancel
-					most += float64(g.Dims().SeqQ + g.Dims().SeqK)
-				}
-				for i, y := range floats(t, o.Tensor) {
-					if x := want[k][i]; !(math.Abs(x-float64(y)) <= 4e-6*max(1, most)) {
-						t.Fatalf("%s, %s, round %d: %s: element %d is %v, should be %v", tier, say, n, o.Name, i, y, x)
-					}
-				}
-			}
-		}
-	}
 }
 
 // everyGradient returns a request for all gradients of a call with most options, over more

@@ -250,6 +250,9 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		{Name: "packed, some are empty", Dims: dims(1, 4, 2, 9, 11, 8, 4), Seed: 2,
 			Options: kernels.Options{CuQ: []int{0, 0, 5, 7, 9}, CuK: []int{0, 3, 7, 7, 11}, ALiBi: slopes(4 * 4), Sinks: []float32{1, 2, -3, 0}}},
 		{Name: "no keys, sinks", Dims: dims(2, 2, 1, 5, 0, 8, 8), Seed: 4, Options: kernels.Options{Sinks: []float32{0.5, -2}}},
+		{Name: "bias of rows, relative bias, alibi, over several chunks of keys", Dims: dims(2, 4, 2, 37, 1100, 16, 12), Seed: 8,
+			BiasShape: backend.Shape{1, 4, 37, 1}, RelativeShape: backend.Shape{2, 1, 1, 1136}, Options: kernels.Options{ALiBi: slopes(4)}},
+		{Name: "bias of keys over several chunks of them", Dims: dims(2, 4, 2, 37, 1100, 16, 12), Seed: 10, BiasShape: backend.Shape{1, 1, 1, 1100}},
 	}...) {
 		t.Run(c.Name, func(t *testing.T) {
 			needs(t, dev, c)
