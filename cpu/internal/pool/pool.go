@@ -176,11 +176,8 @@ func (c *crew) work(t *Turn) (err error) {
 			c.pool.invite(c)
 		}
 	}
-	w, err := takeScratch(c.floats)
-	if err != nil {
-		return err
-	}
-	for err == nil && !(t.worker && c.pool.queue.n.Load() > 0) { // a worker leaves when callers wait for a core
+	w := scratches.Get().(*Scratch)
+	for err = w.Grow(c.floats); err == nil && !(t.worker && c.pool.queue.n.Load() > 0); { // a worker leaves when callers wait for a core
 		n := int(c.next.Add(-1))
 		if n < 0 {
 			break

@@ -326,7 +326,8 @@ func TestCloseNextToOpen(t *testing.T) {
 // TestScratchAligned shows that slices of scratch are disjoint and start on a cache
 // line.
 func TestScratchAligned(t *testing.T) {
-	w := must.Get(takeScratch(1000))(t)
+	w := scratches.Get().(*Scratch)
+	must.Do(t, w.Grow(1000))
 	defer w.giveBack()
 	var sizes = []int{1, 64, 3, 0, 128, 7, 500}
 	var slices [][]float32

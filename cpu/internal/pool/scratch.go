@@ -20,16 +20,6 @@ type Scratch struct {
 
 var scratches = sync.Pool{New: func() any { return new(Scratch) }}
 
-// takeScratch returns a scratch of n floats, or ErrMemory. giveBack returns it to the pool.
-func takeScratch(n int) (*Scratch, error) {
-	w := scratches.Get().(*Scratch)
-	if err := w.Grow(n); err != nil {
-		w.giveBack()
-		return nil, err
-	}
-	return w, nil
-}
-
 // Grow makes n floats available, and all again. It returns ErrMemory.
 func (w *Scratch) Grow(n int) (err error) {
 	w.Reset()
