@@ -146,7 +146,8 @@ func (v productTile) variant() shaders.Variant {
 }
 
 // of returns the kernel for a box of a product. Whether the box is aligned depends on the cut. It
-// changes loads and stores, but no bit.
+// changes loads and stores, but no bit, unless a device counts subnormal f16 as 0 where it converts them: matrix units
+// get aligned ones as they are stored.
 func (v productTile) of(m *product, a, w, y cut.View, x cut.Box) shaders.Variant {
 	k, n, staged := &v.kernel, &v.matrix, max(4*v.kernel.QD, v.matrix.Depth)
 	k.A, k.W, k.Skip = shaders.Type(m.a.DType()), shaders.Type(m.w.DType()), m.skip

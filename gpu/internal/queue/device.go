@@ -6,7 +6,7 @@
 //	batch       the dispatches of the next submission
 //	submission  a submission that may still run
 //
-// One loop, Op.walk, visits the chunks. Running, planning and warming up differ only in what they do with the step of each:
+// Op.walk goes over the chunks of an operation. What runs, plans or warms up a call is given the step of each chunk:
 //
 //	Runner.Queue   submits it with others     (Device.Do)
 //	Device.Count   counts it, for a plan
