@@ -2,6 +2,7 @@ package cut
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -97,20 +98,22 @@ func (o *Operand) collected(lo, hi [4]int) View {
 	first, last := lo[backend.Seq]/keys, (hi[backend.Seq]-1)/keys+1
 	a := &Staged{Of: o, Lo: lo, Hi: hi}
 	axes := byStride([4]int{0, lo[backend.Heads], 0, 0}, [4]int{1, hi[backend.Heads], 1, hi[backend.Dim]}, o.T.Strides())
-	// A run is the part of a page with one index of the axes outside of its rows.
-	row, span, inside := step(backend.Seq), size, len(axes)
-	if keys > 1 {
-		inside = 0
-	}
-	for inside < len(axes) && step(axes[inside]) < row {
-		inside++
-	}
-	for _, i := range axes[:inside] {
+	// A run is the part of a page with one index of the axes outside of its rows. Pages of one key, as of lists, have no rows
+	// next to each other: what lies apart in them is outside.
+	row, span, inside := step(backend.Seq), size, 0
+	for ; inside < len(axes); inside++ {
+		i := axes[inside]
+		if keys > 1 && step(i) >= row || keys == 1 && step(i) > 2*span {
+			break
+		}
 		span += uint64(hi[i]-lo[i]-1) * step(i)
 		a.Strides[i] = o.T.Strides()[i]
 	}
 	if keys == 1 {
 		row = (span + stagedAlign - 1) &^ (stagedAlign - 1)
+		if slices.Contains(axes[inside:], int(backend.Dim)) { // no kernel loads vectors
+			row = (span + 3) &^ 3
+		}
 	}
 	a.Strides[backend.Seq] = int(row / size)
 	page := uint64(keys) * row
