@@ -88,8 +88,8 @@ func (d oneCommand) Submit(commands []port.Command) (port.Ticket, error) {
 	return d.Device.Submit(commands[:min(len(commands), 1)])
 }
 
-// TestOperationsOfManySequences checks that a call of many packed sequences makes the operations of one submission at a time. At
-// each submission the host holds what keeps the operands of all sequences, and a call that is cancelled makes no more.
+// TestOperationsOfManySequences checks that a call of many packed sequences makes the operations of one submission at a time: by the
+// memory of the host at each submission, and by the operations that a cancelled call has made.
 func TestOperationsOfManySequences(t *testing.T) {
 	const sequences, rows, most = 4000, 20, 128 // of them, of each, and dispatches of a submission
 	b, dev := faulty(t, Options{})

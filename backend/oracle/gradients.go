@@ -15,7 +15,7 @@ type Sum struct {
 	Value    float64
 	abs, err float64 // of the terms: sum of the magnitudes, of the error bounds
 	terms    int
-	// What each rounded x may lose beside its own share, and the sum of the magnitudes of what it multiplies.
+	// Each rounded x may be off by floor, besides its share. factors is the sum of the magnitudes of the y.
 	floor, factors float64
 }
 

@@ -28,7 +28,7 @@ var assembly = func() []*Kernels {
 const zen4, zen5 = 25, 26
 
 // tablesAVX512 returns the tables of AVX-512 for a family of AMD's, or 0 for others. Narrow tables are copies of the widest
-// one, so they lack what it lacks. Zen 4 has units of 256 bits: pairs of keys do not pay for their interleaving.
+// one: a kernel that it does not have is missing in them too. Zen 4 has units of 256 bits: pairs of keys are no faster there.
 func tablesAVX512(vnni bool, family uint32) *Kernels {
 	x, half := kernelsAVX512, narrowAVX512Half(kernelsAVX2)
 	x.single, x.inOrder = &kernelsAVX512Single, family == zen5
