@@ -85,7 +85,7 @@ func choose(p *pagetest.Page, seqs, kinds, dtypes string, heads int) {
 		for (const box of form.querySelectorAll("fieldset input[type=checkbox]")) {
 			if (box.checked !== want[box.name].split(",").includes(box.value)) box.click();
 		}
-		[form.seconds.value, form.heads.value] = [0, %d];
+		[form.seconds.value, form.rounds.value, form.heads.value] = [0, 3, %d];
 		return true;
 	})()`, seqs, kinds, dtypes, heads))
 }
@@ -133,7 +133,7 @@ func TestMeasure(t *testing.T) {
 		t.Fatalf("%d cases on %d devices: %v", len(r.Cases), len(r.Environment.Backends), err)
 	}
 	for _, c := range r.Cases {
-		if c.Status != report.OK || !(*c.MaxError <= *c.ErrorBound) || c.GFLOPS == nil || c.CeilingGFLOPS == nil || (c.CeilingGBS == nil) != (c.DType == "f16") {
+		if c.Status != report.OK || len(c.Rounds) != 3 || !(*c.MaxError <= *c.ErrorBound) || c.GFLOPS == nil || c.CeilingGFLOPS == nil || (c.CeilingGBS == nil) != (c.DType == "f16") {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -282,7 +282,9 @@ func TestNoGPU(t *testing.T) {
 		}
 	}
 	url := at(t, "")
-	sentence(browser.Visit(url, url, pagetest.Look{})) // not quiet: Chromium itself warns of a missing adapter
+	missing := browser.Visit(url, url, pagetest.Look{})
+	sentence(missing) // not quiet: Chromium itself warns of a missing adapter
+	pagetest.Eval[bool](missing, "worker.terminate(), true")
 
 	// A host without headers that does not know wasm.
 	dir := must.Get(site())(t)
@@ -312,7 +314,7 @@ func TestNoGPU(t *testing.T) {
 		t.Errorf("%d cases, missing %q: %v", len(r.Cases), r.Environment.Missing, err)
 	}
 	for _, c := range r.Cases {
-		if c.Backend != "cpu" || c.GFLOPS == nil {
+		if c.Backend != "cpu" || c.GFLOPS == nil || len(c.Rounds) != 6 {
 			t.Errorf("%+v", c)
 		}
 	}

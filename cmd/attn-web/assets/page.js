@@ -122,7 +122,8 @@ function start(request) {
   const ticked = name => [...form.querySelectorAll(`input[name=${name}]:checked`)].map(box => box.value);
   request ??= {
     device: form.device.value, seqs: ticked("seqs").map(Number), dims: ticked("dims").map(Number), kinds: ticked("kinds"),
-    dtypes: ticked("dtypes"), heads: Number(form.heads.value), low_precision: form.low.checked, seconds: Number(form.seconds.value),
+    dtypes: ticked("dtypes"), heads: Number(form.heads.value), low_precision: form.low.checked,
+    seconds: Number(form.seconds.value), rounds: Number(form.rounds.value),
   };
   request.browser = browser();
   free(false);

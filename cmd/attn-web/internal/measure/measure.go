@@ -31,6 +31,8 @@ type Request struct {
 	LowPrecision bool `json:"low_precision"`
 	// Seconds limits the time of the run; 0 is no limit.
 	Seconds float64 `json:"seconds"`
+	// Rounds is the number of rounds of each case; 0 repeats them until the median is precise.
+	Rounds int `json:"rounds"`
 	// Browser names the browser and its processors in the report.
 	Browser string `json:"browser"`
 }
@@ -66,9 +68,9 @@ type Case struct {
 const maxHeads = 32
 
 // instead are the cases of the CPU where no GPU computes right results. A program in wasm has one
-// thread and no SIMD: these take some seconds. With eight heads a call of one row is longer than the
-// steps of a browser's clock.
-var instead = Request{Device: "cpu", Seqs: []int{256, 1024}, Dims: []int{64}, Kinds: []string{"full", "causal", "decode"}, DTypes: []string{"f32"}, Heads: 8}
+// thread and no SIMD: these take a quarter of a minute. With eight heads a call of one row is longer than the
+// steps of a browser's clock, and six rounds cover the median with a probability of 95%.
+var instead = Request{Device: "cpu", Seqs: []int{256, 1024}, Dims: []int{64}, Kinds: []string{"full", "causal", "decode"}, DTypes: []string{"f32"}, Heads: 8, Rounds: 6}
 
 // Devices lists the devices, GPUs first. Without a GPU it has a sentence for visitors.
 func Devices() Event {
@@ -160,7 +162,7 @@ func (r *run) device(req Request) (trouble string) {
 		return "Nothing was measured: " + err.Error() + "."
 	}
 	cfg := bench.Config{
-		Series: series, Budget: time.Duration(req.Seconds * float64(time.Second)), Seed: 1, NoStages: true, Missing: missing(),
+		Series: series, Budget: time.Duration(req.Seconds * float64(time.Second)), Rounds: req.Rounds, Seed: 1, NoStages: true, Missing: missing(),
 		Progress: func(p bench.Progress) {
 			c := Case{Device: p.Backend, Heads: p.Case.Heads, Seq: p.Case.SeqQ, Dim: p.Case.Dim, Causal: p.Case.Causal, DType: p.Case.DType}
 			if c.Seq != p.Case.SeqK {
