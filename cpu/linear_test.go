@@ -23,6 +23,21 @@ func (j *scaleJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
 	return nil
 }
 
+// gatedDelta returns a call of the gated delta rule with K = V = 128.
+func gatedDelta(b *testing.B, heads, tokens, decays int) *backend.LinearAttention {
+	tensor := func(rows, cols int, fill float32) backend.Tensor {
+		t := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, heads, rows, cols}))(b)
+		data := must.Get(t.Float32s())(b)
+		for i := range data {
+			data[i] = fill * float32(i%7+1) / 7
+		}
+		return t
+	}
+	q, state := tensor(tokens, 128, 0.1), tensor(128, 128, 1)
+	return &backend.LinearAttention{O: tensor(tokens, 128, 0), Q: q, K: q, V: tensor(tokens, 128, 1), Decay: tensor(tokens, decays, -0.1),
+		Beta: tensor(tokens, 1, 0.5), PastState: state, PresentState: state, Scale: 0.1}
+}
+
 // BenchmarkLinearAttention measures gated delta rules with K = V = 128. Prompts of 8,192 tokens are compared with the peak, by
 // C·(5K + 3V) + 6KV operations a token with C = 64, whatever the chunks are, and steps of decoding with a loop that reads
 // and writes the states. Both take turns, and the medians count.
@@ -44,18 +59,8 @@ func BenchmarkLinearAttention(b *testing.B) {
 		heads, tokens, decays int
 	}{{8, 8192, 1}, {8, 8192, k}, {1024, 1, 1}, {1024, 1, k}} {
 		b.Run(fmt.Sprintf("h%dt%dg%d", c.heads, c.tokens, c.decays), func(b *testing.B) {
-			tensor := func(heads, rows, cols int, fill float32) backend.Tensor {
-				t := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, heads, rows, cols}))(b)
-				data := must.Get(t.Float32s())(b)
-				for i := range data {
-					data[i] = fill * float32(i%7+1) / 7
-				}
-				return t
-			}
-			q, state := tensor(c.heads, c.tokens, k, 0.1), tensor(c.heads, k, v, 1)
-			call := &backend.LinearAttention{O: tensor(c.heads, c.tokens, v, 0), Q: q, K: q, V: tensor(c.heads, c.tokens, v, 1), Decay: tensor(c.heads, c.tokens, c.decays, -0.1),
-				Beta: tensor(c.heads, c.tokens, 1, 0.5), PastState: state, PresentState: state, Scale: 0.1}
-			scale := &scaleJob{be, must.Get(state.Float32s())(b), k * v}
+			call := gatedDelta(b, c.heads, c.tokens, c.decays)
+			scale := &scaleJob{be, must.Get(call.PastState.Float32s())(b), k * v}
 			var rates, shares []float64
 			must.Do(b, be.LinearAttention(b.Context(), call))
 			b.ReportAllocs()
@@ -80,6 +85,31 @@ func BenchmarkLinearAttention(b *testing.B) {
 			b.ReportMetric(rates[len(rates)/2]/1e9, "Gop-or-GB/s")
 			b.ReportMetric(shares[len(shares)/2], "%ceiling")
 		})
+	}
+}
+
+// BenchmarkLinearOrSoftmax compares prompts of the gated delta rule with causal softmax attention of the same heads, in turns.
+//
+//	go test -run '^$' -bench LinearOrSoftmax -benchtime 9x ./cpu
+func BenchmarkLinearOrSoftmax(b *testing.B) {
+	be := open(b, Options{})
+	for _, tokens := range []int{512, 1024, 2048, 4096, 8192} {
+		for _, decays := range []int{1, 128} {
+			b.Run(fmt.Sprintf("t%dg%d", tokens, decays), func(b *testing.B) {
+				linear := gatedDelta(b, 8, tokens, decays)
+				softmax := &backend.Call{Q: linear.Q, K: linear.K, V: linear.V, O: linear.O, Problem: backend.Problem{Scale: 0.1, Visible: backend.Visibility{Left: backend.Unbounded}}}
+				var ratios []float64
+				for b.Loop() {
+					start := time.Now()
+					must.Do(b, be.LinearAttention(b.Context(), linear))
+					middle := time.Now()
+					must.Do(b, be.Attention(b.Context(), softmax))
+					ratios = append(ratios, float64(time.Since(middle))/float64(middle.Sub(start)))
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[len(ratios)/2], "softmax/linear")
+			})
+		}
 	}
 }
 
