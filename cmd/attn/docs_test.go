@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -148,12 +149,10 @@ func TestAliases(t *testing.T) {
 	named := map[string]bool{}
 	for _, m := range found {
 		named[m[1]] = true
-		pattern := `(?m)^type ` + m[1] + ` `
-		if m[2] != "" {
-			pattern = `(?m)^func \(\w+ \*?` + m[1] + `\) ` + m[2] + `\(`
-		}
-		if !regexp.MustCompile(pattern).MatchString(declared) {
-			t.Errorf("%s finds nothing", m[0])
+		doc := exec.Command("go", "doc", "./backend", strings.TrimSuffix(m[1]+"."+m[2], "."))
+		doc.Dir = "../.."
+		if out, err := doc.CombinedOutput(); err != nil {
+			t.Errorf("%v: %v\n%s", doc.Args, err, out)
 		}
 	}
 	for _, m := range regexp.MustCompile(`(?m)^type (\w+) += backend\.`).FindAllStringSubmatch(code, -1) {

@@ -120,7 +120,7 @@ func (c LatentConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) 
 // of once count twice, because projections ran at about half the rate of attention on an AMD EPYC: expanded for
 // DeepSeek V3 from 342 rows of x, and from fewer that follow few tokens. It then reads the cache in blocks of
 // [LatentConfig].BlockBytes, and merges their results by their log-sum-exp. With options other than Scale, Softcap, Sinks
-// and LowPrecision it is absorbed there. Methods are safe for concurrent use.
+// and LowPrecision it is absorbed there. There is no backward pass. Methods are safe for concurrent use.
 type LatentAttention struct {
 	dev    *kernels.Device
 	config LatentConfig

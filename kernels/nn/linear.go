@@ -13,7 +13,7 @@ import (
 //
 //	y = x·W + B    W [1, 1, In, Out]    B [1, 1, 1, Out], or none
 //
-// Its methods are safe for concurrent use.
+// It has no backward pass of its own. Its methods are safe for concurrent use.
 type Linear struct {
 	dev  *kernels.Device
 	w, b kernels.Tensor
