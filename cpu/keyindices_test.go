@@ -43,7 +43,7 @@ func TestKeyIndicesInCaches(t *testing.T) {
 	pool := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: d, PageSize: 7, Pages: 9}))(t)
 	batch := pool.Batch(must.Get(pool.NewSequence())(t))
 	must.Do(t, batch.Append(ctx, k, v, nil))
-	tensor := must.Get(dev.Upload(ctx, must.Get(kernels.HostI32(lists.Indices, kernels.Shape{1, heads, rows, lists.TopK}))(t)))(t)
+	tensor := must.Get(dev.Upload(ctx, must.Get(kernels.Host(lists.Indices, kernels.I32, kernels.Shape{1, heads, rows, lists.TopK}))(t)))(t)
 	inTensor := kvcache.CallOptions{Options: kernels.Options{KeyIndices: &kernels.KeyIndices{Tensor: tensor}}}
 	for name, got := range map[string][]float32{
 		"contiguous": o(cache.Attention(ctx, q, opt)), "pages": o(batch.Attention(ctx, q, opt)),

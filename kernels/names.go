@@ -95,36 +95,20 @@ const (
 	I32  = backend.I32  // 32-bit two's complement, for lists of keys: see [KeyIndices]
 )
 
-// HostF32 returns data as a tensor in host memory, without copying it. Every device takes it as an operand: the CPU
-// computes in place, and a GPU streams it in each call, as plans show; [Device.Upload] copies it once. It returns
-// ErrShape when data does not have exactly the elements of shape.
-func HostF32(data []float32, shape Shape) (Tensor, error) {
-	return backend.Host(data, backend.F32, shape)
-}
+// HostF32 is [Host] for F32.
+func HostF32(data []float32, shape Shape) (Tensor, error) { return Host(data, F32, shape) }
 
-// HostBits is [HostF32] for the bits of F16 or BF16 numbers. It returns ErrDType for another dtype.
-func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
+// HostBool is [Host] for a mask; true means visible.
+func HostBool(data []bool, shape Shape) (Tensor, error) { return Host(data, Bool, shape) }
+
+// Host returns data as a tensor in host memory, without copying it: float32 for F32, the bits of F16 or BF16 as uint16,
+// bool for Bool, int32 for I32, and bytes for numbers of F8 and for rows of Q8 or Q4 in the format of [DType.Quantise].
+// Every device takes it as an operand: the CPU computes in place, and a GPU streams it in each call, as plans show;
+// [Device.Upload] copies it once. It returns ErrShape when data does not have exactly the elements of shape, and ErrDType
+// when its type is that of another dtype.
+func Host[T float32 | uint16 | bool | byte | int32](data []T, dtype DType, shape Shape) (Tensor, error) {
 	return backend.Host(data, dtype, shape)
 }
-
-// HostBool is [HostF32] for a mask; true means visible.
-func HostBool(data []bool, shape Shape) (Tensor, error) {
-	return backend.Host(data, backend.Bool, shape)
-}
-
-// HostI32 is [HostF32] for lists of keys, see [KeyIndices].
-func HostI32(data []int32, shape Shape) (Tensor, error) {
-	return backend.Host(data, backend.I32, shape)
-}
-
-// HostQ8 is [HostF32] for rows in the format of [DType.Quantise].
-func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.Host(data, backend.Q8, shape) }
-
-// HostQ4 is [HostF32] for rows in the format of [DType.Quantise].
-func HostQ4(data []byte, shape Shape) (Tensor, error) { return backend.Host(data, backend.Q4, shape) }
-
-// HostF8 is [HostF32] for numbers in e4m3fn.
-func HostF8(data []byte, shape Shape) (Tensor, error) { return backend.Host(data, backend.F8, shape) }
 
 // AllocHost returns a contiguous tensor of zeros in host memory, on Linux in large pages where these
 // fit: attention of a few rows reads it faster than a slice of make. It returns ErrShape for a shape

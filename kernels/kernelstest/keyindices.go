@@ -150,7 +150,7 @@ func (b *built) inTensor(t *testing.T, dev *kernels.Device) (lists *kernels.KeyI
 	}
 	wide := shape
 	wide[backend.Dim] += 2
-	host := must(kernels.HostI32(data, wide))(t)
+	host := must(kernels.Host(data, kernels.I32, wide))(t)
 	all := must(dev.Upload(t.Context(), host))(t)
 	t.Cleanup(all.Release)
 	return &kernels.KeyIndices{Tensor: must(all.Slice(backend.Dim, 0, shape[backend.Dim]))(t)}, true

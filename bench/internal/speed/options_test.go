@@ -64,7 +64,7 @@ func bias(heads int, dtype kernels.DType) option {
 			for i, f := range from {
 				bits[i] = dtype.Encode(f)
 			}
-			x = must(kernels.HostBits(bits, dtype, x.Shape()))
+			x = must(kernels.Host(bits, dtype, x.Shape()))
 		}
 		c.Bias = must(x.Broadcast(kernels.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
 	}

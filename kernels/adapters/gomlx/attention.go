@@ -317,9 +317,9 @@ func hostTensor(flat any, shape kernels.Shape) (kernels.Tensor, error) {
 	case []bool:
 		return kernels.HostBool(x, shape)
 	case []float16.Float16:
-		return kernels.HostBits(unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(x))), len(x)), kernels.F16, shape)
+		return kernels.Host(unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(x))), len(x)), kernels.F16, shape)
 	case []bfloat16.BFloat16:
-		return kernels.HostBits(unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(x))), len(x)), kernels.BF16, shape)
+		return kernels.Host(unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(x))), len(x)), kernels.BF16, shape)
 	}
 	return kernels.Tensor{}, fmt.Errorf("numbers are %T: %w", flat, kernels.ErrDType)
 }

@@ -162,7 +162,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 				opt.KeyIndices.Indices = append(opt.KeyIndices.Indices, list...)
 			}
 			if x := opt.KeyIndices; seldom() {
-				host, _ := kernels.HostI32(x.Indices, kernels.Shape{b, 1, blocks, x.TopK})
+				host, _ := kernels.Host(x.Indices, kernels.I32, kernels.Shape{b, 1, blocks, x.TopK})
 				opt.KeyIndices = &kernels.KeyIndices{Tensor: host}
 			}
 		}

@@ -33,7 +33,7 @@ func TestListsOnDevice(t *testing.T) {
 		}
 		opt.KeyIndices = index
 		if dev.Info().Name == "cpu" { // its tensors are host memory
-			host := must.Get(kernels.HostI32(chosen, kernels.Shape{1, 1, rows, 9}))(t)
+			host := must.Get(kernels.Host(chosen, kernels.I32, kernels.Shape{1, 1, rows, 9}))(t)
 			opt.KeyIndices = &kernels.KeyIndices{Tensor: host}
 		}
 		call := must.Get(dev.Prepare(tensor(1, heads, rows, 24), tensor(1, 1, keys, 24), tensor(1, 1, keys, 16), opt))(t)

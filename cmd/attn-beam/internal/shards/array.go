@@ -313,7 +313,7 @@ func Dims(q, k, v *Array, o kernels.Options) (kernels.Dims, error) {
 	for i, a := range []*Array{q, k, v} {
 		one, err := kernels.HostF32(make([]float32, 1), kernels.Shape{1, 1, 1, 1})
 		if a.Type == "f2" {
-			one, err = kernels.HostBits(make([]uint16, 1), kernels.F16, kernels.Shape{1, 1, 1, 1})
+			one, err = kernels.Host(make([]uint16, 1), kernels.F16, kernels.Shape{1, 1, 1, 1})
 		}
 		if err == nil {
 			tensors[i], err = one.Broadcast(kernels.Shape(a.Shape))

@@ -73,7 +73,7 @@ func (u *uploader) cache(name string, t *onnxfile.Tensor, dtype kernels.DType) (
 		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(1))
 		data = append(data, t.Data[at:at+shape[kernels.Dim]]...)
 	}
-	host, err := kernels.HostQ8(data, shape)
+	host, err := kernels.Host(data, kernels.Q8, shape)
 	if err == nil {
 		up, err = u.dev.Upload(u.ctx, host)
 	}

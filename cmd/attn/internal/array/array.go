@@ -220,7 +220,7 @@ func (f *File) mapped(dtype kernels.DType, shape kernels.Shape) (t kernels.Tenso
 	if dtype == kernels.F32 {
 		t, err = kernels.HostF32(unsafe.Slice((*float32)(at), f.Count), shape)
 	} else {
-		t, err = kernels.HostBits(unsafe.Slice((*uint16)(at), f.Count), dtype, shape)
+		t, err = kernels.Host(unsafe.Slice((*uint16)(at), f.Count), dtype, shape)
 	}
 	if err == nil && f.Fortran {
 		t, err = t.View(shape, kernels.Strides{1, shape[0], shape[0] * shape[1], shape[0] * shape[1] * shape[2]}, 0)
