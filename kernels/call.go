@@ -48,9 +48,8 @@ func (d *Device) Attention(ctx context.Context, q, k, v Tensor, opt Options) (Re
 	return c.Run(ctx)
 }
 
-// Call is a prepared attention call: validated once, it can run any number of times, also
-// with other operands of the same shapes ([Call.Rebind]). A Call is not safe for concurrent
-// use.
+// Call is a prepared attention call: validated once, it can run any number of times. [Call.Reset] prepares it for
+// other operands. A Call is not safe for concurrent use.
 type Call struct {
 	dev     *Device
 	opt     Options
@@ -206,32 +205,6 @@ func (c *Call) Dims() Dims {
 		return Dims{}
 	}
 	return Dims(c.dims)
-}
-
-// Rebind replaces the operands by others of the same shapes, strides and dtypes. It does not
-// allocate. When they differ it changes nothing and returns ErrShape or ErrDType.
-func (c *Call) Rebind(q, k, v Tensor) (err error) {
-	defer op.Annotate(&err, "rebind")
-	if err := c.ready(); err != nil {
-		return err
-	}
-	for _, o := range [3]struct {
-		name    string
-		is, was Tensor
-	}{{"q", q, c.q}, {"k", k, c.k}, {"v", v, c.v}} {
-		switch {
-		case o.is.DType() != o.was.DType():
-			return fmt.Errorf("%s is %v, the call was prepared for %v: %w", o.name, o.is.DType(), o.was.DType(), ErrDType)
-		case o.is.Shape() != o.was.Shape() || o.is.Strides() != o.was.Strides():
-			return fmt.Errorf("%s has shape %v and strides %v, the call was prepared for %v and %v: %w",
-				o.name, o.is.Shape(), o.is.Strides(), o.was.Shape(), o.was.Strides(), ErrShape)
-		}
-	}
-	c.q, c.k, c.v = q, k, v
-	for i := range c.subs {
-		c.subs[i].bind(c)
-	}
-	return nil
 }
 
 // Reset prepares c for another call in place, for example for each step of decoding over a growing

@@ -233,7 +233,7 @@ func TestRunIntoDoesNotAllocate(t *testing.T) {
 	weights.Weights = meta(t, F32, 1, 4, 8, 9)
 	for _, out := range []Result{out, weights} {
 		if n := testing.AllocsPerRun(200, func() {
-			must.Do(t, errors.Join(call.RunInto(ctx, out), call.Rebind(q, k, k), call.Reset(q, k, k, opt)))
+			must.Do(t, errors.Join(call.RunInto(ctx, out), call.Reset(q, k, k, opt)))
 		}); n != 0 {
 			t.Errorf("%v allocations a prepared call, with weights: %v", n, !out.Weights.IsZero())
 		}

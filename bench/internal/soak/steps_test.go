@@ -202,7 +202,7 @@ func (a *actor) step(i int) {
 		a.of, a.n, a.varied, a.with = d, n, variant, s
 	case kind == 29:
 		if other := a.shared(a.of, a.n, 1-a.varied); other != nil {
-			ok(a.call.Rebind(other.Q, other.K, other.V))
+			ok(a.call.Reset(other.Q, other.K, other.V, other.Options))
 			a.varied, a.with = 1-a.varied, other
 		}
 	case kind == 30:

@@ -13,7 +13,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestPreparedCall: one call that is rebound or reset has the bits of a new call each time,
+// TestPreparedCall: one call that is reset has the bits of a new call each time,
 // whether one backend call computes it or several.
 func TestPreparedCall(t *testing.T) {
 	dev := onCPU(t)
@@ -34,11 +34,10 @@ func TestPreparedCall(t *testing.T) {
 			q, k, v := upload(t, dev, normal(qs.Elements(), uint64(step)), qs), upload(t, dev, normal(ks.Elements(), 10+uint64(step)), ks), upload(t, dev, normal(ks.Elements(), 20+uint64(step)), ks)
 			opt.KLen, opt.Offset = lengths.klen, lengths.offsets
 			if call == nil {
-				call = prepare(t, dev, q, v, k, opt)
-			} else if err := call.Reset(q, v, k, opt); err != nil {
+				call = prepare(t, dev, q, k, v, opt)
+			} else if err := call.Reset(q, k, v, opt); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			must.Do(must.In(t, "%s", name), call.Rebind(q, k, v))
 			got := must.Get(call.Run(t.Context()))(must.In(t, "%s", name))
 			want := must.Get(dev.Attention(t.Context(), q, k, v, opt))(must.In(t, "%s", name))
 			sameBits(t, name+": o", dev, got.O, want.O)
@@ -55,20 +54,6 @@ func TestPreparedCall(t *testing.T) {
 			t.Errorf("%s: a call that could not be reset runs", name)
 		}
 	}
-}
-
-// TestRebindRefuses: other shapes, strides and dtypes are refused.
-func TestRebindRefuses(t *testing.T) {
-	dev := onCPU(t)
-	x := upload(t, dev, normal(64, 1), kernels.Shape{1, 2, 8, 4})
-	call := prepare(t, dev, x, x, x, kernels.Options{})
-	other := upload(t, dev, normal(64, 2), kernels.Shape{1, 4, 4, 4})
-	swapped := must.Get(upload(t, dev, normal(64, 3), kernels.Shape{1, 8, 2, 4}).Swap(kernels.Heads, kernels.Seq))(t)
-	half := must.Get(dev.FromFloat32(t.Context(), kernels.F16, normal(64, 4), x.Shape()))(t)
-	defer half.Release()
-	must.Fail(t, "another shape", call.Rebind(other, x, x), kernels.ErrShape)
-	must.Fail(t, "other strides", call.Rebind(x, swapped, x), kernels.ErrShape)
-	must.Fail(t, "another dtype", call.Rebind(x, x, half), kernels.ErrDType)
 }
 
 // afterAttention is a backend that calls a function after each Attention.
