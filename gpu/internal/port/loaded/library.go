@@ -88,9 +88,8 @@ func open(f port.Foreign, name string) (*library, error) {
 	l.callbacks = callbacks
 	mem := newArena()
 	defer mem.free()
-	desc := instanceDescriptor{}
+	desc := instanceDescriptor{next: l.toggles(mem)}
 	if l.dawn {
-		desc.next = l.toggles(mem)
 		desc.features = listOf(mem, uint32(instanceManyDevices))
 	}
 	if l.instance = l.call(l.CreateInstance, put(mem, desc)); l.instance == 0 {
@@ -113,8 +112,11 @@ func (l *library) misfit(handle uintptr, symbol string) error {
 }
 
 // toggles returns Dawn's switches for matrices: the feature is experimental, SPIR-V needs Vulkan's memory
-// model for them, and f16 is off on NVIDIA. Dawn rounds timestamps to 100 us unless told otherwise.
+// model for them, and f16 is off on NVIDIA. Dawn rounds timestamps to 100 us unless told otherwise. Other libraries have none.
 func (l *library) toggles(a *arena) uintptr {
+	if !l.dawn {
+		return 0
+	}
 	return put(a, toggles{
 		chained:  chained{sType: typeToggles},
 		enabled:  a.names("allow_unsafe_apis", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia"),
@@ -137,10 +139,7 @@ func (l *library) adapters() (all []port.LibraryAdapter, err error) {
 	mem := newArena()
 	defer mem.free()
 	for _, o := range []adapterOptions{{power: 2}, {power: 1}, {fallback: 1}} {
-		o.level, o.kind = levelCore, kind
-		if l.dawn {
-			o.next = l.toggles(mem)
-		}
+		o.next, o.level, o.kind = l.toggles(mem), levelCore, kind
 		r, err := l.request(port.HangLimit, l.InstanceRequestAdapter, l.instance, put(mem, o))
 		if err != nil {
 			return nil, err
@@ -219,15 +218,13 @@ func (l *library) describe(handle uintptr) (*adapter, error) {
 		odd(most.MinStorageBufferOffsetAlignment) || odd(most.MinUniformBufferOffsetAlignment) {
 		return nil, fmt.Errorf("%s describes its adapters in an unknown way, take another version: %w", l.name, port.ErrNoAdapter)
 	}
+	kinds := map[uint32]gputypes.DeviceType{1: gputypes.DeviceTypeDiscreteGPU, 2: gputypes.DeviceTypeIntegratedGPU, 3: gputypes.DeviceTypeCPU} // 4 is the zero, DeviceTypeOther
 	text := func(v stringView) string { return port.StringView(v.data, v.length) }
 	a.info = port.Info{Library: l.name, AdapterInfo: gputypes.AdapterInfo{
 		Name: text(info.device), Vendor: text(info.vendor), VendorID: info.vendorID, DeviceID: info.deviceID,
-		Driver: text(info.description), DeviceType: gputypes.DeviceTypeOther,
+		Driver: text(info.description), DeviceType: kinds[info.adapter],
 		Backend: map[uint32]gputypes.Backend{4: gputypes.BackendDX12, 5: gputypes.BackendMetal, 6: gputypes.BackendVulkan}[info.backend],
 	}}
-	if t, ok := map[uint32]gputypes.DeviceType{1: gputypes.DeviceTypeDiscreteGPU, 2: gputypes.DeviceTypeIntegratedGPU, 3: gputypes.DeviceTypeCPU}[info.adapter]; ok {
-		a.info.DeviceType = t
-	}
 	f := &a.info.Features
 	f.F16, a.timed = has(featureF16), l.dawn && has(featureTimestamps)
 	if has(featureSubgroups) {
@@ -261,10 +258,7 @@ func (a *adapter) Open(l gputypes.Limits) (port.Library, error) {
 			features = append(features, f)
 		}
 	}
-	desc := deviceDescriptor{features: listOf(mem, features...), limits: address(want)}
-	if a.dawn {
-		desc.next = a.toggles(mem)
-	}
+	desc := deviceDescriptor{next: a.toggles(mem), features: listOf(mem, features...), limits: address(want)}
 	user := func(kind uintptr) [2]uintptr { return [2]uintptr{d.state.id, kind} }
 	desc.lost.mode, desc.lost.callback, desc.lost.user = spontaneous, a.callbacks.Device, user(gotLoss)
 	desc.uncaught.callback, desc.uncaught.user = a.callbacks.Device, user(gotError)
