@@ -166,10 +166,6 @@ func (l *library) request(limit time.Duration, f uintptr, words ...uintptr) (por
 	s := newState()
 	defer s.forget()
 	l.async(f, l.callbacks.Object, s, gotObject, words...)
-	return l.await(limit, s)
-}
-
-func (l *library) await(limit time.Duration, s *state) (port.Answer, error) {
 	for start := time.Now(); ; port.Pause(start, time.Time{}) {
 		l.call(l.InstanceProcessEvents, l.instance)
 		if r := s.read(); r.object != nil {
