@@ -91,7 +91,7 @@ func (d *simulated) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error
 
 func (d *simulated) Write(port.Buffer, uint64, []byte) error { return nil }
 
-func (d *simulated) Submit(commands []port.Command) (port.Ticket, error) {
+func (d *simulated) Submit(commands []port.Command, _ bool) (port.Ticket, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for d.blocks && !d.ended(port.Ticket(len(d.ends))) {
@@ -111,8 +111,6 @@ func (d *simulated) Submit(commands []port.Command) (port.Ticket, error) {
 	}
 	return port.Ticket(len(d.ends)), nil
 }
-
-func (d *simulated) SubmitTimed(c []port.Command) (port.Ticket, error) { return d.Submit(c) }
 
 func (d *simulated) Took(port.Ticket) (time.Duration, bool, error) { return 0, false, nil }
 

@@ -119,12 +119,12 @@ func (d *faultyDevice) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, er
 	return forward(d, "CreatePipeline", func() (port.Pipeline, error) { return d.Device.CreatePipeline(desc) })
 }
 
-func (d *faultyDevice) Submit(commands []port.Command) (port.Ticket, error) {
-	return forward(d, "Submit", func() (port.Ticket, error) { return d.Device.Submit(commands) })
-}
-
-func (d *faultyDevice) SubmitTimed(commands []port.Command) (port.Ticket, error) {
-	return forward(d, "SubmitTimed", func() (port.Ticket, error) { return d.Device.SubmitTimed(commands) })
+func (d *faultyDevice) Submit(commands []port.Command, timed bool) (port.Ticket, error) {
+	call := "Submit"
+	if timed {
+		call = "SubmitTimed"
+	}
+	return forward(d, call, func() (port.Ticket, error) { return d.Device.Submit(commands, timed) })
 }
 
 func (d *faultyDevice) Took(t port.Ticket) (time.Duration, bool, error) {

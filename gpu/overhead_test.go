@@ -84,8 +84,11 @@ func TestAllocationsOfACall(t *testing.T) {
 // oneCommand submits one command of each submission.
 type oneCommand struct{ port.Device }
 
-func (d oneCommand) Submit(commands []port.Command) (port.Ticket, error) {
-	return d.Device.Submit(commands[:min(len(commands), 1)])
+func (d oneCommand) Submit(commands []port.Command, timed bool) (port.Ticket, error) {
+	if !timed {
+		commands = commands[:min(len(commands), 1)]
+	}
+	return d.Device.Submit(commands, timed)
 }
 
 // TestOperationsOfManySequences checks that a call of many packed sequences makes the operations of one submission at a time: by the

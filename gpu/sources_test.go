@@ -45,7 +45,7 @@ func (d *recorder) Write(b port.Buffer, at uint64, data []byte) error {
 	return d.Device.Write(b, at, data)
 }
 
-func (d *recorder) Submit(commands []port.Command) (port.Ticket, error) {
+func (d *recorder) Submit(commands []port.Command, timed bool) (port.Ticket, error) {
 	for _, c := range commands {
 		p, ok := c.Pipeline.(recordedPipeline)
 		if !ok {
@@ -62,7 +62,7 @@ func (d *recorder) Submit(commands []port.Command) (port.Ticket, error) {
 		}
 		d.list = append(d.list, r)
 	}
-	return d.Device.Submit(commands)
+	return d.Device.Submit(commands, timed)
 }
 
 // sourceCalls are calls that differ in the kernels that they run.

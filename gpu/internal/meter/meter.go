@@ -304,7 +304,7 @@ func exp2Error(ctx context.Context, dev port.Device, k shaders.Variant) (ulp flo
 		}
 		var t port.Ticket
 		if err == nil {
-			t, err = dev.Submit(commands)
+			t, err = dev.Submit(commands, false)
 		}
 		if err == nil {
 			_, err = dev.Wait(ctx, t, time.Now())

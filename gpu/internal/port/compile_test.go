@@ -27,7 +27,7 @@ func TestCallsDuringCompilation(t *testing.T) {
 		if err := d.Write(src, 0, words(1, 2)); err != nil {
 			t.Error(err)
 		}
-		ticket, err := d.Submit([]port.Command{{Src: src, Dst: dst, Size: 8}})
+		ticket, err := d.Submit([]port.Command{{Src: src, Dst: dst, Size: 8}}, false)
 		if err != nil {
 			t.Error(err)
 		}
@@ -107,7 +107,7 @@ func TestErrorsDuringCompilation(t *testing.T) {
 		if err := d.Write(b, 0, words(1, 2)); err != nil {
 			t.Error(err)
 		}
-		if ticket, err := d.Submit(nil); err != nil {
+		if ticket, err := d.Submit(nil, false); err != nil {
 			t.Error(err)
 		} else if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
 			t.Error(err)
@@ -130,14 +130,14 @@ func TestLost(t *testing.T) {
 	}
 	dispatch := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
 		{Buffer: bufs[0], Size: 256}, {Buffer: bufs[1], Size: 256}, {Buffer: bufs[2], Size: 16}}}}
-	ticket, err := d.Submit(dispatch) // under way, or not, when it happens
+	ticket, err := d.Submit(dispatch, false) // under way, or not, when it happens
 	must.Do(t, err)
 	port.Lose(d)
 	for name, call := range map[string]func() error{
 		"CreateBuffer":   func() error { _, err := d.CreateBuffer(16, storage); return err },
 		"CreatePipeline": func() error { _, err := d.CreatePipeline(doublerDesc); return err },
 		"Write":          func() error { return d.Write(bufs[0], 0, words(1)) },
-		"Submit":         func() error { _, err := d.Submit(dispatch); return err },
+		"Submit":         func() error { _, err := d.Submit(dispatch, false); return err },
 		"Wait":           func() error { _, err := d.Wait(t.Context(), ticket+1, time.Time{}); return err },
 		"Read":           func() error { return d.Read(bufs[3], 0, make([]byte, 8)) },
 		"Lost":           d.Lost,

@@ -284,11 +284,7 @@ func (d *device) move(verb string, how func(Library, Object, uint64, []byte) err
 	return d.note(how(d.lib, x.raw, offset, data))
 }
 
-func (d *device) Submit(commands []Command) (Ticket, error) { return d.submit(commands, false) }
-
-func (d *device) SubmitTimed(commands []Command) (Ticket, error) { return d.submit(commands, true) }
-
-func (d *device) submit(commands []Command, timed bool) (t Ticket, err error) {
+func (d *device) Submit(commands []Command, timed bool) (t Ticket, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {

@@ -83,12 +83,10 @@ type Device interface {
 	// Write copies data into a buffer with usage CopyDst before the next
 	// submission starts. offset and len(data) are multiples of 4.
 	Write(b Buffer, offset uint64, data []byte) error
-	// Submit starts commands, which run in order, and returns at once.
-	Submit(commands []Command) (Ticket, error)
-	// SubmitTimed is Submit, and reads the device's clock before and after the commands
-	// where there is one. There is none with gogpu.
-	SubmitTimed(commands []Command) (Ticket, error)
-	// Took returns the time of an ended submission of SubmitTimed by the device's clock.
+	// Submit starts commands, which run in order, and returns at once. With timed it reads the
+	// device's clock before and after them where there is one. There is none with gogpu.
+	Submit(commands []Command, timed bool) (Ticket, error)
+	// Took returns the time of an ended, timed submission by the device's clock.
 	// ok is false with gogpu, on devices without timestamps, and for all but the last few
 	// submissions.
 	Took(t Ticket) (took time.Duration, ok bool, err error)

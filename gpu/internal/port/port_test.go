@@ -64,7 +64,7 @@ func buffer(t *testing.T, d port.Device, size uint64, usage gputypes.BufferUsage
 // submit runs commands and waits for them.
 func submit(t *testing.T, d port.Device, commands ...port.Command) {
 	t.Helper()
-	ticket, err := d.Submit(commands)
+	ticket, err := d.Submit(commands, false)
 	if err == nil {
 		_, err = d.Wait(t.Context(), ticket, time.Time{})
 	}
@@ -133,7 +133,7 @@ func roundTrip(d port.Device) error {
 		{Src: bufs[1], Dst: bufs[0], DstOffset: 256, Size: 16},
 		{Pipeline: p, Bindings: []port.Binding{in, out, add}, Groups: [3]uint32{1, 1, 1}},
 		{Src: bufs[1], Dst: bufs[3], Size: 16},
-	})
+	}, false)
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func TestErrorsAreTyped(t *testing.T) {
 	a, b, u := buffer(t, d, 1<<17, storage), buffer(t, d, 1<<17, storage), buffer(t, d, 256, uniform)
 	submit := func(groups uint32, size uint64) error {
 		_, err := d.Submit([]port.Command{{Pipeline: p, Groups: [3]uint32{groups, 1, 1}, Bindings: []port.Binding{
-			{Buffer: a, Size: size}, {Buffer: b, Size: size}, {Buffer: u, Size: 16}}}})
+			{Buffer: a, Size: size}, {Buffer: b, Size: size}, {Buffer: u, Size: 16}}}}, false)
 		return err
 	}
 	must.Fail(t, "too many workgroups", submit(101, 1<<16), port.ErrInvalid)
@@ -262,7 +262,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 			commands = append(commands, port.Command{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: buf.Size()}}, Groups: [3]uint32{groups, 1, 1}})
 		}
 		begin := time.Now()
-		ticket, err := d.SubmitTimed(commands)
+		ticket, err := d.Submit(commands, true)
 		if err == nil {
 			_, err = d.Wait(t.Context(), ticket, time.Time{})
 		}
@@ -358,7 +358,7 @@ func TestGroupsAreKept(t *testing.T) {
 	if n := d.Live().Groups; n != 0 {
 		t.Errorf("%d groups after the release of a buffer that all of them bind", n)
 	}
-	must.Fail(t, "a dispatch on a buffer that was released", must.Err(d.Submit([]port.Command{window(0)})), port.ErrInvalid)
+	must.Fail(t, "a dispatch on a buffer that was released", must.Err(d.Submit([]port.Command{window(0)}, false)), port.ErrInvalid)
 }
 
 // A let declaration keeps the value that it read from memory, and its components,

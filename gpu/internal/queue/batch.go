@@ -190,11 +190,7 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 	}
 	if err = b.record(d, f); err == nil {
 		f.call, f.began = c, time.Now()
-		submit := d.Port.Submit
-		if timed {
-			submit = d.Port.SubmitTimed
-		}
-		t, err = submit(b.commands)
+		t, err = d.Port.Submit(b.commands, timed)
 		f.ticket, err = t, d.wrap(err)
 	}
 	if err != nil {

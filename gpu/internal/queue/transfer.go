@@ -143,7 +143,7 @@ func (d *Device) submit(ctx context.Context, commands []port.Command) (port.Tick
 			return 0, err
 		}
 	}
-	t, err := d.Port.Submit(commands)
+	t, err := d.Port.Submit(commands, false)
 	return t, d.wrap(err)
 }
 
