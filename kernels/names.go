@@ -138,9 +138,6 @@ type Dropout struct {
 	First [4]int
 }
 
-// Factor returns 1/(1-P), the factor of the weights that are kept.
-func (d Dropout) Factor() float32 { return backend.Dropout(d).Factor() }
-
 // Keeps reports whether the weight of row i and key j of head h of batch b is kept.
 func (d Dropout) Keeps(b, h, i, j int) bool { return backend.Dropout(d).Keeps(b, h, i, j) }
 
