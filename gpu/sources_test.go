@@ -15,7 +15,7 @@ import (
 // recorded is a dispatch that a device got.
 type recorded struct {
 	wgsl    string
-	kinds   []port.BindingKind
+	kinds   []gputypes.BufferBindingType
 	sizes   []uint64
 	uniform []uint32
 	grid    [3]uint32

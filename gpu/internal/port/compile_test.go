@@ -176,7 +176,7 @@ func TestFeatures(t *testing.T) {
 	// run returns the words of out after a kernel, in a workgroup of the longest subgroup that WebGPU has.
 	run := func(enable, element, body string) (got []uint32) {
 		t.Helper()
-		p, err := d.CreatePipeline(port.PipelineDesc{Label: enable, Entry: "main", Bindings: []port.BindingKind{port.ReadOnly, port.ReadWrite}, WGSL: enable + `
+		p, err := d.CreatePipeline(port.PipelineDesc{Label: enable, Entry: "main", Bindings: []gputypes.BufferBindingType{port.ReadOnly, port.ReadWrite}, WGSL: enable + `
 @group(0) @binding(0) var<storage, read> one: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<` + element + `>;
 @compute @workgroup_size(128) fn main() {` + body + `}`})

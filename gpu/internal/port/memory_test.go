@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/libraries"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -30,7 +31,7 @@ func longKernel() port.PipelineDesc {
 	for i := range 150 {
 		fmt.Fprintf(&body, "\th = (h ^ (h >> %du)) * %du + tile[(t + %du) %% 64u];\n", 1+i%13, 2*i+1, i%64)
 	}
-	return port.PipelineDesc{Label: "long", Entry: "main", Bindings: []port.BindingKind{port.ReadWrite}, WGSL: `
+	return port.PipelineDesc{Label: "long", Entry: "main", Bindings: []gputypes.BufferBindingType{port.ReadWrite}, WGSL: `
 @group(0) @binding(0) var<storage, read_write> x: array<u32>;
 var<workgroup> tile: array<u32, 64>;
 @compute @workgroup_size(64)

@@ -166,14 +166,11 @@ type Pipeline interface {
 	Release()
 }
 
-// BindingKind is the address space and access mode of a binding.
-type BindingKind uint8
-
-// The kinds of bindings.
+// The kinds of bindings that kernels have.
 const (
-	Uniform   BindingKind = iota // var<uniform>
-	ReadOnly                     // var<storage, read>
-	ReadWrite                    // var<storage, read_write>
+	Uniform   = gputypes.BufferBindingTypeUniform         // var<uniform>
+	ReadOnly  = gputypes.BufferBindingTypeReadOnlyStorage // var<storage, read>
+	ReadWrite = gputypes.BufferBindingTypeStorage         // var<storage, read_write>
 )
 
 // PipelineDesc describes a compute pipeline.
@@ -185,7 +182,7 @@ type PipelineDesc struct {
 	// Entry is the compute entry point.
 	Entry string
 	// Bindings are group 0's, binding i at index i.
-	Bindings []BindingKind
+	Bindings []gputypes.BufferBindingType
 }
 
 // Binding is a span of a buffer. Offset has the device's alignment for the kind of

@@ -90,7 +90,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 
 var doublerDesc = port.PipelineDesc{
 	Label: "doubler", WGSL: doubler, Entry: "main",
-	Bindings: []port.BindingKind{port.ReadOnly, port.ReadWrite, port.Uniform},
+	Bindings: []gputypes.BufferBindingType{port.ReadOnly, port.ReadWrite, port.Uniform},
 }
 
 func words(w ...uint32) []byte {
@@ -244,7 +244,7 @@ func TestLimitsOverTheAdapters(t *testing.T) {
 // The device's clock measures less time than the host's, and more time for more work.
 func TestTimedSubmissions(t *testing.T) {
 	d := open(t, nil)
-	p, err := d.CreatePipeline(port.PipelineDesc{Label: "slow", Entry: "main", Bindings: []port.BindingKind{port.ReadWrite}, WGSL: `
+	p, err := d.CreatePipeline(port.PipelineDesc{Label: "slow", Entry: "main", Bindings: []gputypes.BufferBindingType{port.ReadWrite}, WGSL: `
 @group(0) @binding(0) var<storage, read_write> x: array<u32>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
@@ -370,7 +370,7 @@ func TestNamesKeepTheirValues(t *testing.T) {
 		"a buffer":         "let v = x[t]; x[t] = vec4<u32>(7u); x[t] = vec4<u32>(v.x, v.y, v.z, v.w);",
 		"a barrier":        "let v : vec4<u32> = tile[t]; workgroupBarrier(); tile[63u - t] = vec4<u32>(7u); workgroupBarrier(); x[t] = vec4<u32>(v.x, v.y, v.z, v.w);",
 	} {
-		p, err := d.CreatePipeline(port.PipelineDesc{Label: what, Entry: "main", Bindings: []port.BindingKind{port.ReadWrite}, WGSL: `
+		p, err := d.CreatePipeline(port.PipelineDesc{Label: what, Entry: "main", Bindings: []gputypes.BufferBindingType{port.ReadWrite}, WGSL: `
 @group(0) @binding(0) var<storage, read_write> x: array<vec4<u32>>;
 var<workgroup> tile: array<vec4<u32>, 64>;
 @compute @workgroup_size(64)

@@ -246,7 +246,7 @@ func Desc(k shaders.Variant) (port.PipelineDesc, error) {
 	}
 	d := port.PipelineDesc{Label: shaders.Key(k), WGSL: src, Entry: "main"}
 	for _, c := range shaders.Describe(k).Bindings {
-		kind := map[rune]port.BindingKind{'r': port.ReadOnly, 'w': port.ReadWrite, 'u': port.Uniform}[c]
+		kind := map[rune]gputypes.BufferBindingType{'r': port.ReadOnly, 'w': port.ReadWrite, 'u': port.Uniform}[c]
 		d.Bindings = append(d.Bindings, kind)
 	}
 	return d, nil

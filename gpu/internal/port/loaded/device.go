@@ -264,14 +264,13 @@ func (d *device) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Obj
 		return nil, shaderError(err)
 	}
 	defer d.call(d.ShaderModuleRelease, module)
-	types := map[port.BindingKind]uintptr{port.Uniform: 2, port.ReadWrite: 3, port.ReadOnly: 4}
 	var entries []uintptr // next, binding, visibility; then a buffer's next, type and dynamic, size
 	for i, k := range desc.Bindings {
 		entries = append(entries, 0, uintptr(i), computeStage)
 		if d.dawn {
 			entries = append(entries, 0) // the length of an array of bindings
 		}
-		kind := types[k]
+		kind := uintptr(k) + 1 // 1 means a binding that is not used
 		if i == dynamic {
 			kind |= 1 << 32
 		}

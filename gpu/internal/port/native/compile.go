@@ -108,7 +108,7 @@ func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (port.Obje
 		}
 	}()
 	for i, k := range desc.Bindings {
-		c.types[i] = map[port.BindingKind]C.uint32_t{port.Uniform: 1, port.ReadWrite: 2, port.ReadOnly: 3}[k] // WGPUBufferBindingType
+		c.types[i] = C.uint32_t(k) // WGPUBufferBindingType has the same numbers
 	}
 	defer l.scoped()()
 	C.port_compile(c)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/native"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -32,7 +33,7 @@ func open(t *testing.T) port.Device {
 // TestUpstreamHasNoShaderF16 fails when a later version of wgpu-native compiles f16.
 func TestUpstreamHasNoShaderF16(t *testing.T) {
 	_, err := open(t).CreatePipeline(port.PipelineDesc{
-		Label: "f16", Entry: "main", Bindings: []port.BindingKind{port.ReadOnly, port.ReadWrite},
+		Label: "f16", Entry: "main", Bindings: []gputypes.BufferBindingType{port.ReadOnly, port.ReadWrite},
 		WGSL: `enable f16;
 @group(0) @binding(0) var<storage, read> x: array<vec4<f16>>;
 @group(0) @binding(1) var<storage, read_write> y: array<vec4<f32>>;

@@ -147,14 +147,11 @@ func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Ob
 		return nil, err
 	}
 	p.made = append(p.made, module)
-	types := map[port.BindingKind]gputypes.BufferBindingType{
-		port.Uniform: gputypes.BufferBindingTypeUniform, port.ReadOnly: gputypes.BufferBindingTypeReadOnlyStorage, port.ReadWrite: gputypes.BufferBindingTypeStorage,
-	}
 	entries := make([]gputypes.BindGroupLayoutEntry, len(desc.Bindings))
 	for i, k := range desc.Bindings {
 		entries[i] = gputypes.BindGroupLayoutEntry{
 			Binding: uint32(i), Visibility: wgpu.ShaderStageCompute,
-			Buffer: &gputypes.BufferBindingLayout{Type: types[k], HasDynamicOffset: i == dynamic},
+			Buffer: &gputypes.BufferBindingLayout{Type: k, HasDynamicOffset: i == dynamic},
 		}
 	}
 	if p.layout, err = l.dev.CreateBindGroupLayout(&wgpu.BindGroupLayoutDescriptor{Label: desc.Label, Entries: entries}); err != nil {

@@ -121,7 +121,7 @@ func (l *library) Write(b port.Object, offset uint64, data []byte) error {
 
 func (l *library) CreatePipeline(desc port.PipelineDesc, dynamic int) (port.Object, error) {
 	p := new(pipeline)
-	types := map[port.BindingKind]string{port.Uniform: "uniform", port.ReadOnly: "read-only-storage", port.ReadWrite: "storage"}
+	types := map[gputypes.BufferBindingType]string{port.Uniform: "uniform", port.ReadOnly: "read-only-storage", port.ReadWrite: "storage"}
 	entries := make([]any, len(desc.Bindings))
 	for i, k := range desc.Bindings {
 		entries[i] = map[string]any{
