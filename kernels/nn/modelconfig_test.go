@@ -231,17 +231,28 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// TestParseConfigPhi3: the lists of longrope come from the file, the factor from its two lengths.
+// TestParseConfigPhi3: the lists of longrope come from the file. So does the factor, as in transformers 5; without one it
+// is the ratio of the two lengths.
 func TestParseConfigPhi3(t *testing.T) {
-	for _, text := range []string{config(t, "phi-3-mini-128k"), strings.Replace(config(t, "phi-3-mini-128k"), `"longrope"`, `"su"`, 1), strings.Replace(config(t, "phi-3-mini-128k"), `"longrope"`, `"yarn"`, 1)} {
-		m := must.Get(nn.ParseConfig([]byte(text)))(t)
+	for _, c := range []struct {
+		old, new string
+		factor   float64
+	}{
+		{`"longrope"`, `"longrope"`, 32},
+		{`"longrope"`, `"su"`, 32},
+		{`"longrope"`, `"yarn"`, 32},
+		{`"longrope"`, `"longrope", "factor": 8`, 8},
+		{`"longrope"`, `"longrope", "factor": null, "original_max_position_embeddings": 8192`, 32},
+		{`"original_max_position_embeddings": 4096,`, ``, 32},
+	} {
+		m := must.Get(nn.ParseConfig([]byte(strings.Replace(config(t, "phi-3-mini-128k"), c.old, c.new, 1))))(t)
 		l := m.Layers[31]
 		s := l.MultiHead.RoPE.Scaling
 		if l.MultiHead.HeadDim != 96 || l.MultiHead.KVHeads != 32 || !reflect.DeepEqual(l.Options, causal(262144, 0, 0)) || l.MultiHead.RoPE != m.Layers[0].MultiHead.RoPE {
-			t.Errorf("layer is %+v", l)
+			t.Errorf("%s: layer is %+v", c.new, l)
 		}
-		if s.Kind != nn.ScalingLongRoPE || s.Factor != 32 || s.OriginalMaxPositionEmbeddings != 4096 || len(s.ShortFactor) != 48 || s.ShortFactor[0] != 1.05 || s.LongFactor[47] != 64.81001281738281 {
-			t.Errorf("scaling is %+v", s)
+		if s.Kind != nn.ScalingLongRoPE || s.Factor != c.factor || s.OriginalMaxPositionEmbeddings != 4096 || len(s.ShortFactor) != 48 || s.ShortFactor[0] != 1.05 || s.LongFactor[47] != 64.81001281738281 {
+			t.Errorf("%s: scaling is %+v", c.new, s)
 		}
 	}
 }
