@@ -355,7 +355,7 @@ MODELS = {
                               query_pre_attn_scalar=24, sliding_window=4, rope_scaling={"rope_type": "linear", "factor": 8.0})),
     "olmo2": (olmo2, config("olmo2", [FULL], hidden_size=32, rope_theta=5e5)),
     "llama4": (llama4, config("llama4_text", [CHUNKED, FULL], hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True,
-                              no_rope_layers=[1, 0], attention_chunk_size=8, attn_temperature_tuning=4, attn_scale=0.5, floor_scale=3)),
+                              no_rope_layers=[1, 0], attention_chunk_size=8, attn_temperature_tuning=True, attn_scale=0.5, floor_scale=3)),
     "gpt_oss": (gpt_oss, config("gpt_oss", [SLIDING], hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True,
                                 sliding_window=5, rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                                                                 "truncate": False, "original_max_position_embeddings": 4096})),
