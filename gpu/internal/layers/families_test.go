@@ -30,8 +30,8 @@ import (
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 21 {
-		t.Fatalf("there are %d files, should be 21", len(files))
+	if len(files) != 26 {
+		t.Fatalf("there are %d files, should be 26", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		left := 0
@@ -64,6 +64,7 @@ func testFamily(t *testing.T, dev *kernels.Device, m nn.ModelConfig, i int, cont
 	}
 	config := kvcache.Config{Batch: 1, KVHeads: c.KVHeads, Dim: cmp.Or(c.HeadDim, c.Model/max(c.Heads, 1))}
 	model := c.Model
+	angles := func(from, to int) (a kernels.Angles) { return a } // of tokens that have positions on several axes
 	var forward func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error)
 	if latent := layer.Latent; latent != nil {
 		l := must.Get(nn.NewLatentAttention(ctx, dev, *latent, must.Get(latent.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
@@ -71,6 +72,22 @@ func testFamily(t *testing.T, dev *kernels.Device, m nn.ModelConfig, i int, cont
 		model, bound, config = latent.Model, 0x1p-16, kvcache.Config{Dim: latent.Rank + latent.RopeDim, Latent: latent.Rank}
 		forward = func(x kernels.Tensor, opt nn.MultiHeadOptions) (kernels.Tensor, error) { return l.Apply(ctx, x, opt) }
 	} else {
+		if r := c.RoPE; r != nil && len(r.Sections) > 0 {
+			positions := numbersOf(t, content, "positions", 0)
+			angles = func(from, to int) kernels.Angles {
+				var axes [][][]int
+				for axis := range slices.Chunk(positions, len(positions)/3) {
+					var at []int
+					for _, p := range axis[from:to] {
+						at = append(at, int(p))
+					}
+					axes = append(axes, [][]int{at})
+				}
+				return must.Get(r.AnglesOfAxes(ctx, dev, config.Dim, axes))(t)
+			}
+		} else if r != nil && r.Scaling != nil && r.Scaling.Kind == nn.ScalingLongRoPE {
+			r.Scaling.Length = len(in) / model
+		}
 		l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, must.Get(c.LoadSafetensors(r, size, layer.Prefix))(t)))(t)
 		defer l.Release()
 		before := func(nn.MultiHeadOptions, int) {}
@@ -95,7 +112,8 @@ func testFamily(t *testing.T, dev *kernels.Device, m nn.ModelConfig, i int, cont
 	defer x.Release()
 	// apply returns the output for some tokens. A cache has those before them.
 	apply := func(from, to int, cache nn.KVCache) []float32 {
-		opt := nn.MultiHeadOptions{Options: layer.Options, Cache: cache}
+		opt := nn.MultiHeadOptions{Options: layer.Options, Cache: cache, Angles: angles(from, to)}
+		defer opt.Angles.Release()
 		if cache != nil {
 			opt.Causal, opt.Window = false, nil // the cache has both
 		}

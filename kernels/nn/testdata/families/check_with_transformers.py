@@ -27,7 +27,10 @@ def largest_difference(family):
     c = json.loads((FOLDER / (family + ".json")).read_text())
     model = AutoModel.from_config(CONFIG_MAPPING[c["model_type"]].from_dict(SMALL | c)).double().eval()
     stored = {name: t.double() for name, t in FILES[family].items()}
-    differences = []
+    tokens, differences = len(stored["input.0"]), []
+    positions = torch.arange(tokens)[None]
+    if "positions.0" in stored:  # after those of the mask
+        positions = torch.cat([positions, stored["positions.0"]]).long()[:, None]
     for i, layer in enumerate(model.layers):
         name = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
         module, prefix = getattr(layer, name), f"model.layers.{i}.{name}."
@@ -37,7 +40,10 @@ def largest_difference(family):
         module.load_state_dict(weights)
 
         def give(module, args, kwargs, i=i):
-            return args, kwargs | {"hidden_states": stored[f"input.{i}"][None]}
+            x = {"hidden_states": stored[f"input.{i}"][None]}
+            if family == "olmo3" and c["layer_types"][i] == "sliding_attention":  # see README.md
+                x["position_embeddings"] = type(model.rotary_emb)(type(model.config).from_dict(c | {"rope_scaling": None}))(x["hidden_states"], positions)
+            return args, kwargs | x
 
         def take(module, args, output, i=i):
             got, want = output if torch.is_tensor(output) else output[0], stored[f"output.{i}"]
@@ -46,7 +52,7 @@ def largest_difference(family):
         module.register_forward_pre_hook(give, with_kwargs=True)
         module.register_forward_hook(take)
     with torch.no_grad():
-        model(input_ids=torch.ones(1, len(stored["input.0"]), dtype=torch.long))
+        model(input_ids=torch.ones(1, tokens, dtype=torch.long), position_ids=positions)
     assert len(differences) == c["num_hidden_layers"]
     return max(differences)
 

@@ -9,6 +9,7 @@ import json, math, random, struct
 from pathlib import Path
 
 TOKENS = 11
+POSITIONS = [[0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7], [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7], [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7]]  # of an image of 2 by 3 between texts
 
 
 def linear(x, w, b=None):
@@ -46,16 +47,23 @@ def plain_frequencies(base, dim):
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
 
-def halves(x, frequencies, factor=1):
-    """rotate_half: pairs are (i, i + n/2) of the first n elements."""
+def halves(x, frequencies, factor=1, axes=None):
+    """rotate_half: pairs are (i, i + n/2) of the first n elements. Pair i turns with the position on axes[i], if any."""
     turned = []
-    for position, token in enumerate(x):
-        cos = [math.cos(position * f) * factor for f in frequencies]
-        sin = [math.sin(position * f) * factor for f in frequencies]
+    for token, place in zip(x, zip(*POSITIONS) if axes else enumerate(range(len(x)))):
+        at = [place[axis] for axis in axes or [0] * len(frequencies)]
+        cos = [math.cos(position * f) * factor for position, f in zip(at, frequencies)]
+        sin = [math.sin(position * f) * factor for position, f in zip(at, frequencies)]
         n = len(frequencies)
         turned.append([[a * c - b * s for a, b, c, s in zip(h[:n], h[n:], cos, sin)] +
                        [b * c + a * s for a, b, c, s in zip(h[:n], h[n:], cos, sin)] + h[2 * n:] for h in token])
     return turned
+
+
+def interleaved(rope):
+    """apply_interleaved_mrope: the axis of each pair, if the config has sections."""
+    sections = (rope or {}).get("mrope_section")
+    return sections and [i % 3 if i % 3 and i < 3 * sections[i % 3] else 0 for i in range(sum(sections))]
 
 
 def neighbours(x, frequencies, factor=1):
@@ -80,7 +88,7 @@ def yarn(base, d, s):
     return f
 
 
-def attend(q, k, v, scale, sees, sinks=None):
+def attend(q, k, v, scale, sees, sinks=None, softcap=None):
     """Softmax attention in which row i of head h sees the keys j with sees(i, j)."""
     groups, out = len(q[0]) // len(k[0]), []
     for i, token in enumerate(q):
@@ -88,6 +96,7 @@ def attend(q, k, v, scale, sees, sinks=None):
         for h, head in enumerate(token):
             keys = [j for j in range(len(k)) if sees(i, j)]
             logits = [scale * sum(a * b for a, b in zip(head, k[j][h // groups])) for j in keys]
+            logits = [softcap * math.tanh(s / softcap) for s in logits] if softcap else logits
             logits += [sinks[h]] if sinks else []
             top = max(logits)
             p = [math.exp(s - top) for s in logits]
@@ -191,8 +200,8 @@ def qwen3(x, t, c, kind):
     q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
     k = each(weighted(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
     v = split(linear(x, t["v_proj.weight"]), d)
-    f = plain_frequencies(c["rope_theta"], d)
-    o = attend(halves(q, f), halves(k, f), v, d ** -0.5, causal)
+    f, axes = plain_frequencies(c["rope_theta"], d), interleaved(c.get("rope_scaling"))
+    o = attend(halves(q, f, axes=axes), halves(k, f, axes=axes), v, d ** -0.5, causal)
     return linear(o, t["o_proj.weight"])
 
 
@@ -202,6 +211,33 @@ def llama(x, t, c, kind):
     q, k, v = (split(linear(x, t[p + "_proj.weight"], t.get(p + "_proj.bias")), d) for p in "qkv")
     f, sees = plain_frequencies(c["rope_theta"], d), sliding(c["sliding_window"]) if c["sliding_window"] else causal
     return linear(attend(halves(q, f), halves(k, f), v, d ** -0.5, sees), t["o_proj.weight"])
+
+
+def smollm3(x, t, c, kind):
+    """Layers without RoPE have the window."""
+    d = c["hidden_size"] // c["num_attention_heads"]
+    q, k, v = (split(linear(x, t[p + "_proj.weight"]), d) for p in "qkv")
+    if kind == FULL:
+        q, k = (halves(a, plain_frequencies(c["rope_theta"], d)) for a in (q, k))
+    return linear(attend(q, k, v, d ** -0.5, causal if kind == FULL else sliding(c["sliding_window"])), t["o_proj.weight"])
+
+
+def phi3(x, t, c, kind):
+    """All tokens are more than original_max_position_embeddings, so long_factor it is."""
+    h, kv, d, s = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"] // c["num_attention_heads"], c["rope_scaling"]
+    heads = split(linear(x, t["qkv_proj.weight"]), d)
+    q, k, v = ([token[lo:hi] for token in heads] for lo, hi in ((0, h), (h, h + kv), (h + kv, h + 2 * kv)))
+    f = [a / b for a, b in zip(plain_frequencies(c["rope_theta"], int(d * c["partial_rotary_factor"])), s["long_factor"])]
+    length = c["original_max_position_embeddings"]
+    factor = math.sqrt(1 + math.log(c["max_position_embeddings"] / length) / math.log(length))
+    return linear(attend(halves(q, f, factor), halves(k, f, factor), v, d ** -0.5, sliding(c["sliding_window"])), t["o_proj.weight"])
+
+
+def gemma2(x, t, c, kind):
+    q, k, v = (split(linear(x, t[p + "_proj.weight"]), c["head_dim"]) for p in "qkv")
+    f, sees = plain_frequencies(c["rope_theta"], c["head_dim"]), causal if kind == FULL else sliding(c["sliding_window"])
+    o = attend(halves(q, f), halves(k, f), v, c["query_pre_attn_scalar"] ** -0.5, sees, softcap=c["attn_logit_softcapping"])
+    return linear(o, t["o_proj.weight"])
 
 
 def layer_norm(x, w, eps):
@@ -231,8 +267,8 @@ def qwen3_next(x, t, c, kind):
     q = each(weighted_from_one(t["q_norm.weight"], eps), q)
     k = each(weighted_from_one(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
     v = split(linear(x, t["v_proj.weight"]), d)
-    f = plain_frequencies(c["rope_theta"], int(d * c["partial_rotary_factor"]))
-    o = attend(halves(q, f), halves(k, f), v, d ** -0.5, causal)
+    f, axes = plain_frequencies(c["rope_theta"], int(d * c["partial_rotary_factor"])), interleaved(c.get("rope_parameters"))
+    o = attend(halves(q, f, axes=axes), halves(k, f, axes=axes), v, d ** -0.5, causal)
     o = [[a / (1 + math.exp(-g)) for a, g in zip(row, gates)] for row, gates in zip(o, gate)]
     return linear(o, t["o_proj.weight"])
 
@@ -255,8 +291,10 @@ def olmo2(x, t, c, kind):
     q = [weighted(t["q_norm.weight"], eps)(row) for row in linear(x, t["q_proj.weight"])]
     k = [weighted(t["k_norm.weight"], eps)(row) for row in linear(x, t["k_proj.weight"])]
     v = split(linear(x, t["v_proj.weight"]), d)
-    f = plain_frequencies(c["rope_theta"], d)
-    o = attend(halves(split(q, d), f), halves(split(k, d), f), v, d ** -0.5, causal)
+    f, factor, sees = plain_frequencies(c["rope_theta"], d), 1, causal if kind == FULL else sliding(c["sliding_window"])
+    if kind == FULL and "rope_scaling" in c:  # of OLMo 3, whose layers with windows are not scaled
+        f, factor = yarn(c["rope_theta"], d, c["rope_scaling"]), c["rope_scaling"]["attention_factor"]
+    o = attend(halves(split(q, d), f, factor), halves(split(k, d), f, factor), v, d ** -0.5, sees)
     return linear(o, t["o_proj.weight"])
 
 
@@ -278,7 +316,7 @@ def gpt_oss(x, t, c, kind):
     f = yarn(c["rope_theta"], d, s)
     far = 0.1 * math.log(s["factor"]) + 1
     q, k, v = (split(linear(x, t[p + ".weight"], t[p + ".bias"]), d) for p in ("q_proj", "k_proj", "v_proj"))
-    o = attend(halves(q, f, far), halves(k, f, far), v, d ** -0.5, sliding(c["sliding_window"]), t["sinks"])
+    o = attend(halves(q, f, far), halves(k, f, far), v, d ** -0.5, causal if kind == FULL else sliding(c["sliding_window"]), t["sinks"])
     return linear(o, t["o_proj.weight"], t["o_proj.bias"])
 
 
@@ -356,7 +394,7 @@ MODELS = {
     "olmo2": (olmo2, config("olmo2", [FULL], hidden_size=32, rope_theta=5e5)),
     "llama4": (llama4, config("llama4_text", [CHUNKED, FULL], hidden_size=40, head_dim=8, rope_theta=5e5, rms_norm_eps=1e-5, use_qk_norm=True,
                               no_rope_layers=[1, 0], attention_chunk_size=8, attn_temperature_tuning=True, attn_scale=0.5, floor_scale=3)),
-    "gpt_oss": (gpt_oss, config("gpt_oss", [SLIDING], hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True,
+    "gpt_oss": (gpt_oss, config("gpt_oss", [SLIDING, FULL], hidden_size=40, head_dim=16, rope_theta=150000.0, rms_norm_eps=1e-5, attention_bias=True,
                                 sliding_window=5, rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                                                                 "truncate": False, "original_max_position_embeddings": 4096})),
     "gemma4": (gemma4, config("gemma4_text", [SLIDING, FULL], hidden_size=40, head_dim=8, global_head_dim=16, num_global_key_value_heads=1,
@@ -386,6 +424,14 @@ MODELS = {
     "cohere": (cohere, config("cohere", [FULL], hidden_size=32, rope_theta=8e6, layer_norm_eps=1e-5, use_qk_norm=False, attention_bias=True)),
     "cohere_norm": (cohere, config("cohere", [FULL], hidden_size=32, rope_theta=8e6, layer_norm_eps=1e-5, use_qk_norm=True, attention_bias=True)),
     "cohere2": (cohere, config("cohere2", [SLIDING, FULL], hidden_size=32, rope_theta=5e4, layer_norm_eps=1e-5, sliding_window=4)),
+    "olmo3": (olmo2, config("olmo3", [SLIDING, FULL], hidden_size=32, rope_theta=5e5, sliding_window=4, max_position_embeddings=128, rope_scaling={
+        "rope_type": "yarn", "factor": 8.0, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.25, "original_max_position_embeddings": 16})),
+    "qwen3_vl": (qwen3, config("qwen3_vl_text", [FULL], hidden_size=32, head_dim=16, rope_theta=5e6,
+                               rope_scaling={"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True})),
+    "gemma2": (gemma2, config("gemma2", [SLIDING, FULL], hidden_size=32, head_dim=8, rope_theta=1e4, query_pre_attn_scalar=12, attn_logit_softcapping=3.0, sliding_window=4)),
+    "smollm3": (smollm3, config("smollm3", [FULL, SLIDING], hidden_size=32, rope_theta=2e6, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=4)),
+    "phi3": (phi3, config("phi3", [SLIDING], hidden_size=32, rope_theta=1e4, partial_rotary_factor=0.75, sliding_window=5, max_position_embeddings=32,
+                          original_max_position_embeddings=8, rope_scaling={"type": "longrope", "short_factor": [1.0, 1.0, 1.0], "long_factor": [1.25, 2.5, 7.0]})),
 }
 
 
@@ -419,8 +465,10 @@ def tensors(family, c, kind, rng):
         t["sinks"] = [4 * a for a in normal(h)]
     elif c["model_type"] == "cohere" and c["use_qk_norm"]:
         t |= {p + "_norm.weight": [ones(d) for _ in range(n)] for p, n in (("q", h), ("k", kv))}
-    elif family not in ("llama4", "mixtral", "qwen2_moe", "cohere", "cohere2"):
-        lengths = (h * d, kv * d) if family in ("olmo2", "olmoe") else (d, d)
+    elif family == "phi3":
+        return {"qkv_proj.weight": normal((h + 2 * kv) * d, m), "o_proj.weight": normal(m, h * d)}
+    elif family not in ("llama4", "mixtral", "qwen2_moe", "cohere", "cohere2", "gemma2", "smollm3"):
+        lengths = (h * d, kv * d) if family in ("olmo2", "olmo3", "olmoe") else (d, d)
         factor = normal if family in (*NEXT, "gemma3") else ones
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
     return t
@@ -477,5 +525,7 @@ for number, (family, (layer, c)) in enumerate(MODELS.items()):
         module = "linear_attn" if kind == LINEAR and family in NEXT else "self_attn"
         stored |= {f"model.layers.{i}.{module}.{name}": ("F32" if family == "olmo2" or name == "A_log" else "BF16", w) for name, w in t.items()}
         stored |= {f"input.{i}": ("F32", x), f"output.{i}": ("F32", layer(x, used, c, kind))}
+    if interleaved(c.get("rope_scaling") or c.get("rope_parameters")):
+        stored["positions.0"] = "F32", POSITIONS
     write(folder / (family + ".safetensors"), stored)
     (folder / (family + ".json")).write_text(json.dumps(c, indent=1) + "\n")
