@@ -25,9 +25,9 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 		}
 		return
 	}
-	dots := x.forRows(e, runs, heads).dots[e]
 	most, at := max(1, budget/(d*heads))*x.Lanes, 0
 	apart := max(1, e.Size()) * ldk // Fixed has no size
+	dots := x.forRuns(e, runs, apart, heads).dots[e]
 	for i := 0; i < len(runs); i++ {
 		n, first := runs[i].n, i
 		if e != F32 && e != Q4 && heads == 1 && x.Lanes > 4 && most >= 2*pairedRun && paired(runs[i:]) {
@@ -42,10 +42,14 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 	}
 }
 
-// forRows returns the table whose kernels Dots and Mix call for heads query rows and for runs.
-func (x *Kernels) forRows(e backend.DType, runs []Run, heads int) *Kernels {
-	if x.inOrder && heads == 1 && len(runs) == 1 && runs[0].jump <= 0 && x.single.dots[e] != nil {
-		return x.single
+// forRuns returns the table whose kernels Dots and Mix call for heads query rows and runs whose rows are apart bytes apart.
+// Kernels that prefetch in the order of addresses go on behind the last row, so the rows to prefetch have to lie there. With
+// 8 query rows they are slower.
+func (x *Kernels) forRuns(e backend.DType, runs []Run, apart, heads int) *Kernels {
+	r := &runs[0]
+	adjacent := len(runs) == 1 && r.jump <= 0 && r.next == uintptr(unsafe.Pointer(r.rows))+uintptr(r.n*apart)
+	if x.inOrder && adjacent && heads <= 4 && x.ordered.dots[e] != nil {
+		return x.ordered
 	}
 	return x
 }
@@ -75,7 +79,8 @@ func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int
 		valuesGonum(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
 		return
 	}
-	vectors, apart, mix := d/x.Lanes, e.Size()*ldv, x.forRows(e, runs, heads).mix[e]
+	vectors, apart := d/x.Lanes, e.Size()*ldv
+	mix := x.forRuns(e, runs, apart, heads).mix[e]
 	for h := 0; h < heads; {
 		rows, done := 0, 0
 		for i := range mix {

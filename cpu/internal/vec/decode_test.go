@@ -18,7 +18,8 @@ func TestDecodeIsPrefill(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		w, n := x.Width, 9*x.Lanes
 		for _, d := range []int{x.Lanes, 3 * x.Lanes, 4 * x.Lanes, 9 * x.Lanes} {
-			for i, heads := range []int{1, 1, 2, 4, 5, 8} {
+			for i, heads := range []int{1, 2, 3, 4, 1, 2, 4, 5, 8} {
+				adjacent := i < 4
 				k, q := random(rng, n*(d+1)), random(rng, heads*d)
 				qt := make([]float32, d*w)
 				for h := range heads {
@@ -28,8 +29,8 @@ func TestDecodeIsPrefill(t *testing.T) {
 				}
 				s, st := make([]float32, heads*n), make([]float32, n*w)
 				ld, runs := d+1, inRuns(rng, x.Lanes, n, k, d+1, n, d)
-				if i == 0 {
-					ld, runs = d, AppendRun(nil, k, d, n, d, k)
+				if adjacent {
+					ld, runs = d, AppendRun(nil, k, d, n, d, k[n*d:])
 				}
 				x.Dots(F32, s, n, runs, ld, q, d, heads, d)
 				x.Scores(st, runs, ld, qt, d, filled(w, 0))
@@ -52,8 +53,8 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				o2 := clone(o)
-				if i > 0 {
-					runs = inRuns(rng, 1, n, k, ld, n, d)
+				if runs = inRuns(rng, 1, n, k, ld, n, d); adjacent {
+					runs = AppendRun(nil, k, d, n, d, k[n*d:])
 				}
 				x.Mix(F32, o, d, runs, ld, s, n, alpha, heads, d)
 				valuesByLane(x, ot, runs, ld, st, d, alpha)
@@ -125,7 +126,7 @@ func TestDecodeNarrow(t *testing.T) {
 						narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, long, bits, d+3, n, d), d+3, wide, heads, d)
 						for _, e := range []backend.DType{F16, BF16} {
 							Load(kernels, e, wide, d, bits, d, n, d)
-							narrow(t, kernels, x, e, AppendRun(nil, bits, d, n, d, bits), d, wide, heads, d)
+							narrow(t, kernels, x, e, AppendRun(nil, bits, d, n, d, bits[n*d:]), d, wide, 1+i%4, d)
 						}
 					}
 					if ld := len(blocks) / n; d%32 == 0 {
@@ -179,11 +180,6 @@ func narrow(t *testing.T, x, plain *Kernels, e backend.DType, runs []Run, ld int
 	q, alpha, o := random(rng, heads*d), random(rng, heads), random(rng, heads*d)
 	s, s2 := make([]float32, heads*n), make([]float32, heads*n)
 	all := AppendRun(nil, wide, d, n, d, wide)
-	x.Dots(e, s, n, runs, ld, q, d, heads, d)
-	plain.Dots(F32, s2, n, all, d, q, d, heads, d)
-	what := fmt.Sprintf("%s, type %d, %d heads of %d", x.Tier, e, heads, d)
-	within(t, what+", scores", s, s2, 0)
-	o2 := clone(o)
 	var odd []Run // Mix takes runs of any length
 	for _, r := range runs {
 		first, rest := r, r
@@ -192,8 +188,13 @@ func narrow(t *testing.T, x, plain *Kernels, e backend.DType, runs []Run, ld int
 		odd = append(odd, first, rest)
 	}
 	if len(runs) == 1 {
-		odd = runs
+		odd = slices.Clone(runs)
 	}
+	x.Dots(e, s, n, runs, ld, q, d, heads, d)
+	plain.Dots(F32, s2, n, all, d, q, d, heads, d)
+	what := fmt.Sprintf("%s, type %d, %d heads of %d", x.Tier, e, heads, d)
+	within(t, what+", scores", s, s2, 0)
+	o2 := clone(o)
 	x.Mix(e, o, d, odd, ld, s, n, alpha, heads, d)
 	plain.Mix(F32, o2, d, all, d, s, n, alpha, heads, d)
 	within(t, what+", values", o, o2, 0)

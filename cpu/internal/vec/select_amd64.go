@@ -31,7 +31,7 @@ const zen4, zen5 = 25, 26
 // one: a kernel that it does not have is missing in them too. Zen 4 has units of 256 bits: pairs of keys are no faster there.
 func tablesAVX512(vnni bool, family uint32) *Kernels {
 	x, half := kernelsAVX512, narrowAVX512Half(kernelsAVX2)
-	x.single, x.inOrder = &kernelsAVX512Single, family == zen5
+	x.ordered, x.inOrder = &kernelsAVX512Ordered, family == zen5
 	if !vnni {
 		x.dots[Fixed] = nil
 	}

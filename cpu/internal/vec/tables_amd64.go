@@ -140,18 +140,18 @@ var kernelsAVX2 = Kernels{
 	},
 }
 
-var kernelsAVX512Single = Kernels{
+var kernelsAVX512Ordered = Kernels{
 	Tier: "avx512", Lanes: 16, Width: 64,
 	tile: tileKernels{},
 	dots: [Fixed + 1]dotsFunc{
-		F32:  dotsAVX512Single,
-		F16:  dotsF16AVX512Single,
-		BF16: dotsBF16AVX512Single,
+		F32:  dotsAVX512Ordered,
+		F16:  dotsF16AVX512Ordered,
+		BF16: dotsBF16AVX512Ordered,
 	},
 	mix: [elements][]registerTile[mixFunc]{
-		F32:  {{1, 8, mix1x8AVX512Single}, {1, 4, mix1x4AVX512Single}, {1, 1, mix1x1AVX512Single}},
-		F16:  {{1, 8, mixF161x8AVX512Single}, {1, 4, mixF161x4AVX512Single}, {1, 1, mixF161x1AVX512Single}},
-		BF16: {{1, 8, mixBF161x8AVX512Single}, {1, 4, mixBF161x4AVX512Single}, {1, 1, mixBF161x1AVX512Single}},
+		F32:  {{4, 4, mix4x4AVX512Ordered}, {4, 1, mix4x1AVX512Ordered}, {2, 4, mix2x4AVX512Ordered}, {2, 1, mix2x1AVX512Ordered}, {1, 8, mix1x8AVX512Ordered}, {1, 4, mix1x4AVX512Ordered}, {1, 1, mix1x1AVX512Ordered}},
+		F16:  {{4, 4, mixF164x4AVX512Ordered}, {4, 1, mixF164x1AVX512Ordered}, {1, 8, mixF161x8AVX512Ordered}, {1, 4, mixF161x4AVX512Ordered}, {1, 1, mixF161x1AVX512Ordered}},
+		BF16: {{4, 4, mixBF164x4AVX512Ordered}, {4, 1, mixBF164x1AVX512Ordered}, {1, 8, mixBF161x8AVX512Ordered}, {1, 4, mixBF161x4AVX512Ordered}, {1, 1, mixBF161x1AVX512Ordered}},
 	},
 }
 

@@ -56,9 +56,9 @@ type Kernels struct {
 
 	tile   tileKernels
 	narrow []*Kernels // tables of the same tier with a smaller Width, in ascending order
-	// single has dots and mix for one query row and adjacent rows of keys or values, which it prefetches in the order of
-	// their addresses. Zen 5, for which inOrder is set, reads them up to 1.5 times as fast.
-	single  *Kernels
+	// ordered has dots and mix for adjacent rows of keys or values, which it prefetches in the order of their addresses.
+	// Zen 5, for which inOrder is set, reads them up to 1.5 times as fast.
+	ordered *Kernels
 	inOrder bool
 
 	exp2       func(x *float32, vectors int, m float32)

@@ -460,41 +460,65 @@ func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 // mixQ81x1AVX2 is Kernels.mix[Q8] for 1 rows and 1 vectors.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsAVX512Single is Kernels.dots[F32].
-func dotsAVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// dotsAVX512Ordered is Kernels.dots[F32].
+func dotsAVX512Ordered(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mix1x8AVX512Single is Kernels.mix[F32] for 1 rows and 8 vectors.
-func mix1x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix4x4AVX512Ordered is Kernels.mix[F32] for 4 rows and 4 vectors.
+func mix4x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x4AVX512Single is Kernels.mix[F32] for 1 rows and 4 vectors.
-func mix1x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix4x1AVX512Ordered is Kernels.mix[F32] for 4 rows and 1 vectors.
+func mix4x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mix1x1AVX512Single is Kernels.mix[F32] for 1 rows and 1 vectors.
-func mix1x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix2x4AVX512Ordered is Kernels.mix[F32] for 2 rows and 4 vectors.
+func mix2x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsF16AVX512Single is Kernels.dots[F16].
-func dotsF16AVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// mix2x1AVX512Ordered is Kernels.mix[F32] for 2 rows and 1 vectors.
+func mix2x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x8AVX512Single is Kernels.mix[F16] for 1 rows and 8 vectors.
-func mixF161x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix1x8AVX512Ordered is Kernels.mix[F32] for 1 rows and 8 vectors.
+func mix1x8AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x4AVX512Single is Kernels.mix[F16] for 1 rows and 4 vectors.
-func mixF161x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix1x4AVX512Ordered is Kernels.mix[F32] for 1 rows and 4 vectors.
+func mix1x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixF161x1AVX512Single is Kernels.mix[F16] for 1 rows and 1 vectors.
-func mixF161x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mix1x1AVX512Ordered is Kernels.mix[F32] for 1 rows and 1 vectors.
+func mix1x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// dotsBF16AVX512Single is Kernels.dots[BF16].
-func dotsBF16AVX512Single(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// dotsF16AVX512Ordered is Kernels.dots[F16].
+func dotsF16AVX512Ordered(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
-// mixBF161x8AVX512Single is Kernels.mix[BF16] for 1 rows and 8 vectors.
-func mixBF161x8AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mixF164x4AVX512Ordered is Kernels.mix[F16] for 4 rows and 4 vectors.
+func mixF164x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x4AVX512Single is Kernels.mix[BF16] for 1 rows and 4 vectors.
-func mixBF161x4AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mixF164x1AVX512Ordered is Kernels.mix[F16] for 4 rows and 1 vectors.
+func mixF164x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
-// mixBF161x1AVX512Single is Kernels.mix[BF16] for 1 rows and 1 vectors.
-func mixBF161x1AVX512Single(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// mixF161x8AVX512Ordered is Kernels.mix[F16] for 1 rows and 8 vectors.
+func mixF161x8AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x4AVX512Ordered is Kernels.mix[F16] for 1 rows and 4 vectors.
+func mixF161x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x1AVX512Ordered is Kernels.mix[F16] for 1 rows and 1 vectors.
+func mixF161x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsBF16AVX512Ordered is Kernels.dots[BF16].
+func dotsBF16AVX512Ordered(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixBF164x4AVX512Ordered is Kernels.mix[BF16] for 4 rows and 4 vectors.
+func mixBF164x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixBF164x1AVX512Ordered is Kernels.mix[BF16] for 4 rows and 1 vectors.
+func mixBF164x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixBF161x8AVX512Ordered is Kernels.mix[BF16] for 1 rows and 8 vectors.
+func mixBF161x8AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixBF161x4AVX512Ordered is Kernels.mix[BF16] for 1 rows and 4 vectors.
+func mixBF161x4AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixBF161x1AVX512Ordered is Kernels.mix[BF16] for 1 rows and 1 vectors.
+func mixBF161x1AVX512Ordered(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF8AVX2 is Kernels.dots[F8].
 func dotsF8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)

@@ -20,7 +20,7 @@ func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Ran
 func eachAssembly(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
 	tables := withNarrow(assembly)
 	for _, x := range assembly {
-		if x.single != nil {
+		if x.ordered != nil {
 			y := *x
 			y.Tier, y.inOrder = fmt.Sprint(x.Tier, "/inOrder=", !x.inOrder), !x.inOrder
 			tables = append(tables, &y)

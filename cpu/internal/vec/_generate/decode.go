@@ -152,6 +152,9 @@ func (a *isa) mix(e element, heads, vectors int) {
 						}
 					}
 				}
+				for j := 0; a.inOrder() && !inMemory && j < size; j += 64 {
+					PREFETCHT0(Mem{Base: vp, Disp: valuesAhead + j})
+				}
 				ADDQ(ldv, vp)
 				for i := range p {
 					ADDQ(Imm(4), p[i])

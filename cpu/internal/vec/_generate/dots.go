@@ -51,9 +51,9 @@ func (a *isa) dotsBody(e element, fixed bool) {
 	}
 	d.second, d.hop = pairRuns(a.lanes, ldk)
 	d.following, d.nearer = AllocLocal(8), AllocLocal(8)
-	counts := map[int][]int{1: {d.most(), 1}}
+	counts := map[int][]int{4: {2, 1}, 1: {d.most(), 1}}
 	if !a.inOrder() {
-		counts[8], counts[4] = []int{1}, []int{2, 1}
+		counts[8] = []int{1}
 	}
 	d.eachRows(counts, d.tile)
 }
@@ -233,11 +233,9 @@ func (t *dotsTile) openKeys() {
 	}
 	MOVQ(p, d.kp)
 	t.moves = d.element.bytes > 1 || a.wide() // else conversions bind, and more instructions take longer
-	if t.moves {
-		if !d.inOrder() { // else the following tile may be that of the next block
-			CMPQ(d.count, Imm(uint64(t.groups)))
-			CMOVQEQ(t.base[0], p)
-		}
+	if t.moves && !d.inOrder() {
+		CMPQ(d.count, Imm(uint64(t.groups)))
+		CMOVQEQ(t.base[0], p)
 		MOVQ(p, d.following)
 	}
 }
@@ -305,7 +303,7 @@ func (t *dotsTile) piece(loop string, n int) {
 	d := t.d
 	var nearer []func()
 	if t.moves {
-		nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), t.at, t.groups*d.lanes*d.piece()/64)
+		nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), t.base[0], t.at, t.groups*d.lanes*d.piece()/64)
 	}
 	move := among(n*t.groups/t.pair, nearer)
 	for first := 0; first < t.groups; first += t.pair {
@@ -476,14 +474,14 @@ func (d *dotsKernel) words(n int, base, at reg.GPVirtual) []reg.VecVirtual {
 // moveNearer returns functions that move a line each of n keys of the following tile from the
 // second-level cache to the first one: later they would wait for buffers that lines from memory
 // fill. It takes all keys of that tile in turns while d reads a line of each of its own.
-func (d *dotsKernel) moveNearer(label string, at reg.GPVirtual, n int) (each []func()) {
+func (d *dotsKernel) moveNearer(label string, first, at reg.GPVirtual, n int) (each []func()) {
 	p := GP64()
 	if d.inOrder() { // as many adjacent lines
 		MOVQ(at, p)
 		SHLQ(Imm(uint64(bits.TrailingZeros(uint(64*n/d.piece())))), p)
-		ADDQ(d.following, p)
+		ADDQ(first, p)
 		for i := range n {
-			each = append(each, func() { PREFETCHT0(Mem{Base: p, Disp: 64 * i}) })
+			each = append(each, func() { PREFETCHT0(Mem{Base: p, Disp: keysAhead + 64*i}) })
 		}
 		return each
 	}

@@ -28,14 +28,14 @@ func (a *isa) dotsF32() {
 		// Lines of the run's next group that are in the second-level cache move to the first
 		// one: later they would wait for buffers that lines from memory fill.
 		group := GP64()
-		if !a.inOrder() { // else the next group may be that of the next block
+		if !a.inOrder() {
 			XORQ(group, group)
 			CMPQ(groups, Imm(1))
 			JE(LabelRef(label + "_last"))
+			MOVQ(ldk, group)
+			SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
+			Label(label + "_last")
 		}
-		MOVQ(ldk, group)
-		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
-		Label(label + "_last")
 		for i := range rows {
 			VMOVUPS(Mem{Base: row}, rows[i])
 			if i < len(rows)-1 {
@@ -47,13 +47,14 @@ func (a *isa) dotsF32() {
 			SUBQ(k, row)
 			SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), row)
 			ADDQ(k, row)
+		} else {
+			ADDQ(group, row)
 		}
-		ADDQ(group, row)
 		jobs := make([]func(), a.lanes)
 		for i := range jobs {
 			jobs[i] = func() {
 				if a.inOrder() {
-					PREFETCHT0(a.at(row, i))
+					PREFETCHT0(Mem{Base: row, Disp: keysAhead + 64*i})
 					return
 				}
 				PREFETCHT0(Mem{Base: row})
@@ -87,39 +88,32 @@ func (a *isa) dotsF32() {
 		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), row)
 		ADDQ(row, k)
 	}
-	held := 4 // query rows
-	if a.inOrder() {
-		held = 1
-	} else {
-		CMPQ(heads, Imm(4))
-		JNE(LabelRef("any"))
-	}
-	loop("fours", groups, 1, func() { // with the sums in registers
-		MOVQ(k, kp)
-		MOVQ(q, qp)
-		acc := a.vecs(held)
-		for r := range acc {
-			a.zero(acc[r])
-		}
-		MOVQ(chunks, h)
-		MOVQ(h, c)
-		loop("four", c, 1, func() {
-			multiply(square("four"), acc, qp)
-			advance(a.bytes(), kp, qp)
+	for _, rows := range []int{4, 1} { // with the sums in registers
+		label := fmt.Sprintf("rows%d", rows)
+		CMPQ(heads, Imm(uint64(rows)))
+		JNE(LabelRef(label + "_not"))
+		loop(label, groups, 1, func() {
+			MOVQ(k, kp)
+			MOVQ(q, qp)
+			acc := a.vecs(rows)
+			for r := range acc {
+				a.zero(acc[r])
+			}
+			MOVQ(chunks, h)
+			MOVQ(h, c)
+			loop(label+"_chunk", c, 1, func() {
+				multiply(square(label), acc, qp)
+				advance(a.bytes(), kp, qp)
+			})
+			MOVQ(s, sp)
+			for r := range acc {
+				VMOVUPS(acc[r], rowAt(sp, lds, lds3, r, 0))
+			}
+			nextGroup()
 		})
-		MOVQ(s, sp)
-		for r := range acc {
-			VMOVUPS(acc[r], rowAt(sp, lds, lds3, r, 0))
-		}
-		nextGroup()
-	})
-	if a.inOrder() {
-		ahead.save()
-		end()
-		return
+		JMP(LabelRef("end"))
+		Label(label + "_not")
 	}
-	JMP(LabelRef("end"))
-	Label("any")
 	loop("group", groups, 1, func() {
 		MOVQ(k, kp)
 		MOVQ(q, qc)
@@ -163,7 +157,7 @@ func (a *isa) dotsF32() {
 					skip(n, qp, ldq)
 				}
 			}
-			if a.wide() {
+			if a.wide() && !a.inOrder() {
 				MOVQ(heads, h)
 				CMPQ(h, Imm(8))
 				JL(LabelRef("under8"))

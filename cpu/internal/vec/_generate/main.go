@@ -65,11 +65,11 @@ func main() {
 	}
 	for _, e := range elements[:3] {
 		if e.split == nil {
-			single.dotsF32()
+			ordered.dotsF32()
 		} else {
-			single.dots(e)
+			ordered.dots(e)
 		}
-		single.mixes(e)
+		ordered.mixes(e)
 	}
 	avx2.dots(elementF8)
 	avx2.mixes(elementF8)
@@ -118,7 +118,7 @@ func main() {
 	tables.Share("fold", "AVX2x1", half.name)
 	halfTable := half.table()
 	halfTable.RowLanes = avx512.lanes
-	all := []tables.Table{avx512.table(), avx2.table(), single.table(), halfTable}
+	all := []tables.Table{avx512.table(), avx2.table(), ordered.table(), halfTable}
 	for _, a := range narrow {
 		all = append(all, a.table())
 	}
@@ -127,8 +127,12 @@ func main() {
 
 // mixes writes the value products of rows of type e.
 func (a *isa) mixes(e element) {
-	for _, tile := range tables.MixTiles(e.bytes, min(4, 128/(e.bytes*a.lanes))) { // with float32, strips of 256 bytes wait for memory
-		if tile[0] == 1 || !a.inOrder() {
+	four := 4
+	if !a.inOrder() {
+		four = min(4, 128/(e.bytes*a.lanes)) // with float32, strips of 256 bytes wait for memory
+	}
+	for _, tile := range tables.MixTiles(e.bytes, four) {
+		if tile[0] < 8 || !a.inOrder() {
 			a.mix(e, tile[0], tile[1])
 		}
 	}
