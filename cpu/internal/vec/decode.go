@@ -42,13 +42,16 @@ func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk in
 	}
 }
 
-// forRuns returns the table whose kernels Dots and Mix call for heads query rows and runs whose rows are apart bytes apart.
+// forRuns returns the table whose kernels Dots and Mix call for rows of type e that are apart bytes apart, and heads query rows.
 // Kernels that prefetch in the order of addresses go on behind the last row, so the rows to prefetch have to lie there. With
 // 8 query rows they are slower.
 func (x *Kernels) forRuns(e backend.DType, runs []Run, apart, heads int) *Kernels {
 	r := &runs[0]
-	adjacent := len(runs) == 1 && r.jump <= 0 && r.next == uintptr(unsafe.Pointer(r.rows))+uintptr(r.n*apart)
-	if x.inOrder && adjacent && heads <= 4 && x.ordered.dots[e] != nil {
+	switch {
+	case !x.zen5:
+	case e == F8 && x.vbmi != nil:
+		return x.vbmi
+	case heads <= 4 && len(runs) == 1 && r.jump <= 0 && r.next == uintptr(unsafe.Pointer(r.rows))+uintptr(r.n*apart) && x.ordered.dots[e] != nil:
 		return x.ordered
 	}
 	return x

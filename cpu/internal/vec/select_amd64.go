@@ -18,9 +18,9 @@ var assembly = func() []*Kernels {
 	model, _ := cpuid(1)
 	_, vendor := cpuid(0)
 	if !x.HasAVX512BF16 || vendor != authenticAMD {
-		return []*Kernels{tablesAVX512(x.HasAVX512VNNI, 0), &kernelsAVX2}
+		return []*Kernels{tablesAVX512(x.HasAVX512VNNI, x.HasAVX512VBMI, 0), &kernelsAVX2}
 	}
-	wide := tablesAVX512(x.HasAVX512VNNI, 15+model>>20&0xff).WithoutTiles()
+	wide := tablesAVX512(x.HasAVX512VNNI, x.HasAVX512VBMI, 15+model>>20&0xff).WithoutTiles()
 	return []*Kernels{wide, &kernelsAVX2}
 }()
 
@@ -29,9 +29,12 @@ const zen4, zen5 = 25, 26
 
 // tablesAVX512 returns the tables of AVX-512 for a family of AMD's, or 0 for others. Narrow tables are copies of the widest
 // one: a kernel that it does not have is missing in them too. Zen 4 has units of 256 bits: pairs of keys are no faster there.
-func tablesAVX512(vnni bool, family uint32) *Kernels {
+func tablesAVX512(vnni, vbmi bool, family uint32) *Kernels {
 	x, half := kernelsAVX512, narrowAVX512Half(kernelsAVX2)
-	x.ordered, x.inOrder = &kernelsAVX512Ordered, family == zen5
+	x.ordered, x.zen5 = &kernelsAVX512Ordered, family == zen5
+	if vbmi {
+		x.vbmi = &kernelsAVX512VBMI
+	}
 	if !vnni {
 		x.dots[Fixed] = nil
 	}

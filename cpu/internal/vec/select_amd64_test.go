@@ -8,13 +8,16 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestVNNI shows that no table for processors without VNNI, Skylake-X for one, has the kernel that needs it.
-func TestVNNI(t *testing.T) {
+// TestExtensions shows that no table for processors without VNNI or VBMI, Skylake-X for one, has kernels that need it.
+func TestExtensions(t *testing.T) {
 	for _, vnni := range []bool{true, false} {
-		for _, x := range withNarrow([]*Kernels{tablesAVX512(vnni, 0)}) {
+		for _, x := range withNarrow([]*Kernels{tablesAVX512(vnni, vnni, zen5)}) {
 			// Vectors of 8 lanes have the kernel of AVX2.
 			if want := vnni || x.Lanes == 8; x.HasFixed() != want {
 				t.Errorf("VNNI %v, %d query rows: HasFixed is %v", vnni, x.Width, !want)
+			}
+			if x.vbmi != nil && !vnni {
+				t.Errorf("%d query rows have kernels of VBMI", x.Width)
 			}
 		}
 	}
@@ -23,6 +26,9 @@ func TestVNNI(t *testing.T) {
 		name, text, _ := strings.Cut(kernel, "(")
 		if uses := strings.Contains(text, "VPDPBUSD"); uses != (name == "dotsFixedAVX512") {
 			t.Errorf("%s: uses VNNI %v", name, uses)
+		}
+		if uses := strings.Contains(text, "VPERMI2B"); uses != strings.HasSuffix(name, "VBMI") {
+			t.Errorf("%s: uses VBMI %v", name, uses)
 		}
 	}
 }

@@ -155,6 +155,17 @@ var kernelsAVX512Ordered = Kernels{
 	},
 }
 
+var kernelsAVX512VBMI = Kernels{
+	Tier: "avx512", Lanes: 16, Width: 64,
+	tile: tileKernels{},
+	dots: [Fixed + 1]dotsFunc{
+		F8: dotsF8AVX512VBMI,
+	},
+	mix: [elements][]registerTile[mixFunc]{
+		F8: {{8, 2, mixF88x2AVX512VBMI}, {8, 1, mixF88x1AVX512VBMI}, {4, 4, mixF84x4AVX512VBMI}, {4, 1, mixF84x1AVX512VBMI}, {1, 8, mixF81x8AVX512VBMI}, {1, 4, mixF81x4AVX512VBMI}, {1, 1, mixF81x1AVX512VBMI}},
+	},
+}
+
 // narrowAVX512Half returns x, a copy of kernelsAVX2, with kernels for tiles of 8 query rows.
 func narrowAVX512Half(x Kernels) *Kernels {
 	x.Tier, x.Width, x.narrow = "avx512", 8, nil

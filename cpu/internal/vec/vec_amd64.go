@@ -565,6 +565,30 @@ func mixF81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 // mixF81x1AVX512 is Kernels.mix[F8] for 1 rows and 1 vectors.
 func mixF81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// dotsF8AVX512VBMI is Kernels.dots[F8].
+func dotsF8AVX512VBMI(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixF88x2AVX512VBMI is Kernels.mix[F8] for 8 rows and 2 vectors.
+func mixF88x2AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF88x1AVX512VBMI is Kernels.mix[F8] for 8 rows and 1 vectors.
+func mixF88x1AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF84x4AVX512VBMI is Kernels.mix[F8] for 4 rows and 4 vectors.
+func mixF84x4AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF84x1AVX512VBMI is Kernels.mix[F8] for 4 rows and 1 vectors.
+func mixF84x1AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x8AVX512VBMI is Kernels.mix[F8] for 1 rows and 8 vectors.
+func mixF81x8AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x4AVX512VBMI is Kernels.mix[F8] for 1 rows and 4 vectors.
+func mixF81x4AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF81x1AVX512VBMI is Kernels.mix[F8] for 1 rows and 1 vectors.
+func mixF81x1AVX512VBMI(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // dotsQ4AVX512 is Kernels.dots[Q4].
 func dotsQ4AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 

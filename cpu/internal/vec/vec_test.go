@@ -15,14 +15,13 @@ func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Ran
 	each(t, withNarrow(Tiers()), f)
 }
 
-// eachAssembly is eachTier for the tiers that have kernels for both layouts, and for both ways to prefetch, of which a machine
-// uses one.
+// eachAssembly is eachTier for the tiers that have kernels for both layouts, with and without those for Zen 5.
 func eachAssembly(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
 	tables := withNarrow(assembly)
 	for _, x := range assembly {
 		if x.ordered != nil {
 			y := *x
-			y.Tier, y.inOrder = fmt.Sprint(x.Tier, "/inOrder=", !x.inOrder), !x.inOrder
+			y.Tier, y.zen5 = fmt.Sprint(x.Tier, "/zen5=", !x.zen5), !x.zen5
 			tables = append(tables, &y)
 		}
 	}

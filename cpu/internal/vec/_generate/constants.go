@@ -62,6 +62,11 @@ const (
 	cHalfBF16  = cExpm0 + 6    // half a unit of bf16, less 1
 	cQuiet     = cHalfBF16 + 1 // the bit of a quiet NaN
 	cLongLog2E = cQuiet + 1    // in float64
+
+	cUpperF8   = cLongLog2E + 1 // the upper bytes of the numbers of 128 codes
+	cLowerF8   = cUpperF8 + 2   // their second bytes
+	cRowsF8    = cLowerF8 + 2   // words of 32 bits 0, 4, 8, 12, 1, 5 and so on
+	cColumnsF8 = cRowsF8 + 1    // bytes 0, 4, 8, 12, 1, 5 and so on of 128 bits
 )
 
 var table Mem
@@ -109,4 +114,27 @@ func layConstants() {
 		put(func(uint32) uint32 { return b })
 	}
 	put(func(lane uint32) uint32 { return uint32(math.Float64bits(math.Log2E) >> (lane % 2 * 32)) })
+	for _, shift := range []uint32{24, 16} {
+		for half := range uint32(2) {
+			put(func(lane uint32) (word uint32) {
+				for i := range uint32(4) {
+					word |= numberF8(64*half+4*lane+i) >> shift & 0xff << (8 * i)
+				}
+				return word
+			})
+		}
+	}
+	put(func(lane uint32) uint32 { return lane%4*4 + lane/4 })
+	put(func(lane uint32) uint32 { return 0x0c080400 + lane%4*0x01010101 })
+}
+
+// numberF8 returns the bits of a code's number.
+func numberF8(code uint32) uint32 {
+	switch {
+	case code == 127:
+		return 0x7fc00000
+	case code < 8:
+		return math.Float32bits(float32(code) / 512)
+	}
+	return code<<20 + 120<<23
 }

@@ -60,8 +60,12 @@ func (a *isa) mix(e element, heads, vectors int) {
 	if heads > 4 {
 		p = append(p, GP64())
 	}
-	q4, f8 := e.suffix == elementQ4.suffix, e.suffix == elementF8.suffix
-	var numbers reg.VecVirtual
+	q4, f8 := e.suffix == elementQ4.suffix, e.suffix == elementF8.suffix && a != vbmi
+	var numbers, order reg.VecVirtual
+	var tables *tablesF8
+	if a == vbmi {
+		tables, order = a.tablesF8(), a.constant(cRowsF8)
+	}
 	if q4 {
 		numbers = a.q4Numbers()
 	}
@@ -111,7 +115,12 @@ func (a *isa) mix(e element, heads, vectors int) {
 				SUBQ(n, rest)
 			}
 			key(func() {
-				x := a.vecs(vectors)
+				var x []reg.VecVirtual
+				if tables != nil {
+					x = tables.read(a, Mem{Base: vp}, order, vectors)
+				} else {
+					x = a.vecs(vectors)
+				}
 				inMemory := heads == 1 && e.bytes == 4 // each value is used once
 				if !inMemory {
 					scale := Mem{}
@@ -127,7 +136,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 					for j := 0; f8 && heads > len(x) && j < len(x); j++ {
 						VMULPS(cUpF8.mem(), x[j], x[j])
 					}
-					for j := 0; !q4 && !f8 && j < len(x); j++ {
+					for j := 0; !q4 && !f8 && tables == nil && j < len(x); j++ {
 						e.load(a, Mem{Base: vp, Disp: e.lead + j*a.lanes*e.bytes}, scale, x[j])
 					}
 				}

@@ -42,7 +42,9 @@ func (a *isa) dotsBody(e element, fixed bool) {
 			d.byteMask[i], d.biased[i] = a.constant(cByte0+constant(i)), a.constant(cBiased0+constant(i))
 		}
 	}
-	if e.suffix == elementF8.suffix {
+	if a == vbmi {
+		d.tables = a.tablesF8()
+	} else if e.suffix == elementF8.suffix {
 		d.seen = AllocLocal(d.most() * a.bytes())
 		if a.wide() {
 			d.order = a.vec()
@@ -70,6 +72,7 @@ type dotsKernel struct {
 	fixed                bool           // see dotsFixed
 	seen                 Mem            // see seenF8, of each group
 	order                reg.VecVirtual // cOrder
+	tables               *tablesF8      // in place of seen and order
 	following, nearer    Mem            // the keys of the run's next tile, else the tile's own; those of them that moveNearer takes next
 	second, hop          Mem            // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
@@ -164,7 +167,7 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	if d.fixed {
 		t.fixedScores()
 	}
-	for g := 0; g < groups && d.element.suffix == elementF8.suffix; g++ {
+	for g := 0; g < groups && d.seen.Base != nil; g++ {
 		t.scoresF8(g)
 	}
 	t.write()
@@ -227,7 +230,7 @@ func (t *dotsTile) openKeys() {
 		for r := range t.acc[g] {
 			VMOVAPS(zero, t.acc[g][r])
 		}
-		if d.element.suffix == elementF8.suffix {
+		if d.seen.Base != nil {
 			VMOVUPS(zero, d.seen.Offset(g*a.bytes()))
 		}
 	}
@@ -312,7 +315,7 @@ func (t *dotsTile) piece(loop string, n int) {
 		for g := first; g < first+t.pair; g++ {
 			next = append(next, t.prefetches(fmt.Sprintf("%s%d_%d", loop, g, n), g)...)
 			w := d.words(n, t.base[g], t.at)
-			if d.element.suffix == elementF8.suffix {
+			if d.seen.Base != nil {
 				d.seeF8(w, g)
 			}
 			words = append(words, w)

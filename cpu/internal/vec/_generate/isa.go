@@ -31,6 +31,8 @@ var (
 	avx2   = &isa{"AVX2", 8, 3, []int{4, 1}, 1, YMM, "avx2", ""}
 	// ordered is AVX-512 for adjacent rows of keys or values, see inOrder.
 	ordered = &isa{"AVX512Ordered", 16, 4, nil, 3, ZMM, "avx512", ""}
+	// vbmi is AVX-512 with VBMI, for F8: numbers are looked up, see tablesF8.
+	vbmi = &isa{"AVX512VBMI", 16, 4, nil, 3, ZMM, "avx512", ""}
 	// half is AVX-512 with vectors of 8 query rows.
 	half = &isa{"AVX512Half", 8, 1, []int{16, 4, 1}, 0, YMM, "avx512", "AVX2"}
 	// narrow are instruction sets with narrower query tiles.

@@ -77,6 +77,8 @@ func main() {
 	for _, tile := range [][2]int{{8, 2}, {8, 1}, {4, 4}, {4, 1}, {1, 4}, {1, 1}} {
 		avx512.mix(elementF8, tile[0], tile[1])
 	}
+	vbmi.dots(elementF8)
+	vbmi.mixes(elementF8)
 	avx512.dotsQ4()
 	for _, tile := range [][2]int{{8, 2}, {4, 4}, {4, 2}, {1, 8}, {1, 4}, {1, 2}} {
 		avx512.mix(elementQ4, tile[0], tile[1])
@@ -118,7 +120,7 @@ func main() {
 	tables.Share("fold", "AVX2x1", half.name)
 	halfTable := half.table()
 	halfTable.RowLanes = avx512.lanes
-	all := []tables.Table{avx512.table(), avx2.table(), ordered.table(), halfTable}
+	all := []tables.Table{avx512.table(), avx2.table(), ordered.table(), vbmi.table(), halfTable}
 	for _, a := range narrow {
 		all = append(all, a.table())
 	}
