@@ -175,10 +175,9 @@ func (r *room) open(n int) {
 	}
 	for i := 0; i < r.dk && !(r.inPlace && r.updated); i++ {
 		row := r.s[i*r.ls:][:r.lv]
-		switch {
-		case r.pastState.IsZero():
+		if r.pastState.IsZero() {
 			clear(row)
-		default:
+		} else {
 			r.pastState.LoadRows(r.kernels, row, r.lv, n, r.h, i, 1)
 		}
 	}
@@ -203,9 +202,7 @@ func (r *room) advance(t, n int) int {
 		r.decays.LoadRows(x, r.g, width, r.b, r.h, t, n)
 		if least, _ := r.extremes(r.g[:tile.RoundUp(n*width, x.Lanes)]); least < minDecay {
 			for i, g := range r.g[:n*width] {
-				if g < minDecay {
-					r.g[i] = minDecay
-				}
+				r.g[i] = max(g, minDecay)
 			}
 		}
 		together = together && !x.NonFinite(r.g, width, n, r.decays.Shape[backend.Dim])

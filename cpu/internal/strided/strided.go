@@ -115,6 +115,9 @@ func (v *Tensor) Load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols in
 		default:
 			vec.Load(k, v.DType, dst, ld, v.Bits[at:], apart, m, whole)
 		}
+		if v.DType == backend.F32 && step == 1 && cols == ld && apart == ld { // one copy is faster than one of each row
+			whole = copy(dst[:m*ld], v.F32[at:])
+		}
 		for r := 0; r < m && whole < ld; r++ {
 			row := dst[r*ld : (r+1)*ld]
 			if v.DType == backend.F32 {
