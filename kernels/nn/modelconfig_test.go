@@ -176,12 +176,12 @@ func TestParseConfig(t *testing.T) {
 		{"Qwen1.5-MoE without biases", `{"model_type": "qwen2_moe", ` + sizes + `, "qkv_bias": false}`, "model.", 4, map[int]nn.LayerConfig{0: {MultiHead: small, Options: causal(0, 0, 0)}}},
 		{"OLMoE", `{"model_type": "olmoe", ` + sizes + `, "clip_qkv": null}`, "model.", 4,
 			map[int]nn.LayerConfig{0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm = norm(1e-5, projection) }), Options: causal(0, 0, 0)}}},
-		{"OLMo 3, scaling of full layers only", `{"model_type": "olmo3", ` + sizes + `, "rope_scaling": {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 8192, "attention_factor": 1.2}}`, "model.", 4,
+		{"OLMo 3, scaling of full layers only, default base", `{"model_type": "olmo3", ` + sizes + `, "rope_scaling": {"rope_type": "yarn", "factor": 8, "original_max_position_embeddings": 8192, "attention_factor": 1.2}}`, "model.", 4,
 			map[int]nn.LayerConfig{
-				2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm, c.RoPE = norm(1e-5, projection), &nn.RoPE{Base: 5e5} }), Options: causal(4096, 0, 0)},
+				2: {MultiHead: with(small, func(c *nn.MultiHeadConfig) { c.Norm, c.RoPE = norm(1e-5, projection), &nn.RoPE{Base: 1e4} }), Options: causal(4096, 0, 0)},
 				3: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
 					c.Norm = norm(1e-5, projection)
-					c.RoPE = &nn.RoPE{Base: 5e5, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 8192, AttentionFactor: 1.2}}
+					c.RoPE = &nn.RoPE{Base: 1e4, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 8192, AttentionFactor: 1.2}}
 				}), Options: causal(0, 0, 0)}}},
 		{"Llama 4 Scout", `{"model_type": "llama4", "text_config": {"model_type": "llama4_text", "attn_temperature_tuning": 4, "hidden_size": 5120, "num_hidden_layers": 48,
 			"no_rope_layers": [], "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}}}`, "language_model.model.", 48,
@@ -208,9 +208,9 @@ func TestParseConfig(t *testing.T) {
 				0: {MultiHead: with(small, func(c *nn.MultiHeadConfig) {
 					c.RoPE = &nn.RoPE{Base: 10000, Sections: []int{4, 2, 2}, SectionsInterleaved: true}
 				}), Options: causal(0, 0, 0)}}},
-		{"Kimi K2, sizes of the file and defaults", `{"model_type": "kimi_k2", ` + sizes + `, "q_lora_rank": 12, "rope_theta": 50000, "rope_scaling": {"type": "yarn", "factor": 32, "mscale": 1, "mscale_all_dim": 1, "original_max_position_embeddings": 4096}}`,
+		{"Kimi K2, sizes of the file and defaults", `{"model_type": "kimi_k2", ` + sizes + `, "q_lora_rank": 12, "rope_theta": 50000, "rope_scaling": {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}}`,
 			"model.", 4, map[int]nn.LayerConfig{3: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 64, Heads: 4, QueryRank: 12, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128,
-				RoPE: &nn.RoPE{Base: 50000, Interleaved: true, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 32, MScale: 1, MScaleAllDim: 1, OriginalMaxPositionEmbeddings: 4096}}}}}},
+				RoPE: &nn.RoPE{Base: 50000, Interleaved: true, Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 64, MScale: 1, MScaleAllDim: 1, BetaFast: 1, BetaSlow: 1, OriginalMaxPositionEmbeddings: 4096}}}}}},
 		{"DeepSeek V2-Lite, halves", `{"model_type": "deepseek_v2", ` + sizes + `, "q_lora_rank": null, "rope_interleave": false}`, "model.", 4, map[int]nn.LayerConfig{
 			0: {Options: causal(0, 0, 0), Latent: &nn.LatentConfig{Model: 64, Heads: 4, Rank: 512, NopeDim: 128, RopeDim: 64, ValueDim: 128, RoPE: &nn.RoPE{Base: 10000}}}}},
 	} {
@@ -245,13 +245,13 @@ func TestParseConfigPhi3(t *testing.T) {
 		{`"longrope"`, `"longrope", "factor": null, "original_max_position_embeddings": 8192`, 32},
 		{`"original_max_position_embeddings": 4096,`, ``, 32},
 	} {
-		m := must.Get(nn.ParseConfig([]byte(strings.Replace(config(t, "phi-3-mini-128k"), c.old, c.new, 1))))(t)
+		m := must.Get(nn.ParseConfig([]byte(strings.Replace(config(t, "phi-3.5-mini"), c.old, c.new, 1))))(t)
 		l := m.Layers[31]
 		s := l.MultiHead.RoPE.Scaling
 		if l.MultiHead.HeadDim != 96 || l.MultiHead.KVHeads != 32 || !reflect.DeepEqual(l.Options, causal(262144, 0, 0)) || l.MultiHead.RoPE != m.Layers[0].MultiHead.RoPE {
 			t.Errorf("%s: layer is %+v", c.new, l)
 		}
-		if s.Kind != nn.ScalingLongRoPE || s.Factor != c.factor || s.OriginalMaxPositionEmbeddings != 4096 || len(s.ShortFactor) != 48 || s.ShortFactor[0] != 1.05 || s.LongFactor[47] != 64.81001281738281 {
+		if s.Kind != nn.ScalingLongRoPE || s.Factor != c.factor || s.OriginalMaxPositionEmbeddings != 4096 || len(s.ShortFactor) != 48 || s.ShortFactor[1] != 1.0199999809265137 || s.LongFactor[47] != 64.83999633789062 {
 			t.Errorf("%s: scaling is %+v", c.new, s)
 		}
 	}

@@ -33,6 +33,8 @@ func TestScaling(t *testing.T) {
 			map[int]float64{8: 0.0508132748, 9: 0.0317056962, 12: 0.00679495949, 17: 1.29318701e-4, 31: 3.02351143e-7}, 1.34657359},
 		{"DeepSeek V3", 64, nn.RoPE{Interleaved: true}, nn.Scaling{Kind: nn.ScalingYaRN, Factor: 40, OriginalMaxPositionEmbeddings: 4096, MScale: 1, MScaleAllDim: 1},
 			map[int]float64{10: 0.0562341325, 11: 0.0390069266, 16: 0.0055, 22: 1.77827941e-4, 23: 3.33380358e-5, 31: 3.33380358e-6}, 1},
+		{"Kimi K2", 64, nn.RoPE{Base: 50000}, nn.Scaling{Kind: nn.ScalingYaRN, Factor: 32, OriginalMaxPositionEmbeddings: 4096, BetaFast: 1, BetaSlow: 1, MScale: 1, MScaleAllDim: 1},
+			map[int]float64{18: 0.00227420376, 19: 0.00162175991, 20: 3.61404677e-05, 31: 8.76441291e-07}, 1},
 		{"Qwen3 times 4", 128, nn.RoPE{Base: 1e6}, nn.Scaling{Kind: nn.ScalingYaRN, Factor: 4, OriginalMaxPositionEmbeddings: 32768},
 			map[int]float64{20: 0.0133352143, 30: 0.00106436098, 40: 4.44569853e-5}, 1.13862944},
 		{"Llama 3.1", 128, nn.RoPE{Base: 5e5}, nn.Scaling{Kind: nn.ScalingLlama3, Factor: 8, OriginalMaxPositionEmbeddings: 8192, LowFreqFactor: 1, HighFreqFactor: 4},

@@ -130,7 +130,7 @@ var families = map[string]string{
 	"mixtral":     `{"num_key_value_heads": 8, "rope_theta": 1e6}`,
 	"olmo2":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5}`,
 	"olmoe":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5, "num_attention_heads": 16}`,
-	"olmo3":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000}`,
+	"olmo3":       `{` + olmoOwn + `, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}`,
 	"phi3":        `{"original_max_position_embeddings": 4096}`,
 	"qwen2":       `{"qkv_bias": true, "sliding_window": 4096, "max_window_layers": 28}`,
 	"qwen2_vl":    `{` + qwenVLSizes + `}`,
