@@ -30,8 +30,8 @@ import (
 func TestFamilies(t *testing.T) {
 	folder := "../../../kernels/nn/testdata/families"
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.safetensors")))(t)
-	if len(files) != 26 {
-		t.Fatalf("there are %d files, should be 26", len(files))
+	if len(files) != 28 {
+		t.Fatalf("there are %d files, should be 28", len(files))
 	}
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		left := 0

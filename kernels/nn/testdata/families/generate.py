@@ -60,9 +60,11 @@ def halves(x, frequencies, factor=1, axes=None):
     return turned
 
 
-def interleaved(rope):
-    """apply_interleaved_mrope: the axis of each pair, if the config has sections."""
+def axes_of(rope):
+    """apply_interleaved_mrope: the axis of each pair, if the config has sections. Those of Qwen2-VL follow each other."""
     sections = (rope or {}).get("mrope_section")
+    if sections and not rope.get("mrope_interleaved"):
+        return sum(([axis] * n for axis, n in enumerate(sections)), [])
     return sections and [i % 3 if i % 3 and i < 3 * sections[i % 3] else 0 for i in range(sum(sections))]
 
 
@@ -200,7 +202,7 @@ def qwen3(x, t, c, kind):
     q = each(weighted(t["q_norm.weight"], eps), split(linear(x, t["q_proj.weight"]), d))
     k = each(weighted(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
     v = split(linear(x, t["v_proj.weight"]), d)
-    f, axes = plain_frequencies(c["rope_theta"], d), interleaved(c.get("rope_scaling"))
+    f, axes = plain_frequencies(c["rope_theta"], d), axes_of(c.get("rope_scaling"))
     o = attend(halves(q, f, axes=axes), halves(k, f, axes=axes), v, d ** -0.5, causal)
     return linear(o, t["o_proj.weight"])
 
@@ -209,8 +211,12 @@ def llama(x, t, c, kind):
     """LlamaAttention and those that follow it, with the windows of Mistral."""
     d = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
     q, k, v = (split(linear(x, t[p + "_proj.weight"], t.get(p + "_proj.bias")), d) for p in "qkv")
-    f, sees = plain_frequencies(c["rope_theta"], d), sliding(c["sliding_window"]) if c["sliding_window"] else causal
-    return linear(attend(halves(q, f), halves(k, f), v, d ** -0.5, sees), t["o_proj.weight"])
+    f, s, sees = plain_frequencies(c["rope_theta"], d), c.get("rope_scaling") or {}, sliding(c["sliding_window"]) if c["sliding_window"] else causal
+    if s.get("rope_type") == "llama3":  # the part u of each frequency stays
+        turns = [a * s["original_max_position_embeddings"] / (2 * math.pi) for a in f]
+        u = [min(max((a - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"]), 0), 1) for a in turns]
+        f = [b * a + (1 - b) * a / s["factor"] for a, b in zip(f, u)]
+    return linear(attend(halves(q, f, axes=axes_of(s)), halves(k, f, axes=axes_of(s)), v, d ** -0.5, sees), t["o_proj.weight"])
 
 
 def smollm3(x, t, c, kind):
@@ -267,7 +273,7 @@ def qwen3_next(x, t, c, kind):
     q = each(weighted_from_one(t["q_norm.weight"], eps), q)
     k = each(weighted_from_one(t["k_norm.weight"], eps), split(linear(x, t["k_proj.weight"]), d))
     v = split(linear(x, t["v_proj.weight"]), d)
-    f, axes = plain_frequencies(c["rope_theta"], int(d * c["partial_rotary_factor"])), interleaved(c.get("rope_parameters"))
+    f, axes = plain_frequencies(c["rope_theta"], int(d * c["partial_rotary_factor"])), axes_of(c.get("rope_parameters"))
     o = attend(halves(q, f, axes=axes), halves(k, f, axes=axes), v, d ** -0.5, causal)
     o = [[a / (1 + math.exp(-g)) for a, g in zip(row, gates)] for row, gates in zip(o, gate)]
     return linear(o, t["o_proj.weight"])
@@ -432,6 +438,10 @@ MODELS = {
     "smollm3": (smollm3, config("smollm3", [FULL, SLIDING], hidden_size=32, rope_theta=2e6, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=4)),
     "phi3": (phi3, config("phi3", [SLIDING], hidden_size=32, rope_theta=1e4, partial_rotary_factor=0.75, sliding_window=5, max_position_embeddings=32,
                           original_max_position_embeddings=8, rope_scaling={"type": "longrope", "short_factor": [1.0, 1.0, 1.0], "long_factor": [1.25, 2.5, 7.0]})),
+    "llama": (llama, config("llama", [FULL], hidden_size=32, rope_theta=1e3, sliding_window=None, rope_scaling={
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64})),
+    "qwen2_vl": (llama, config("qwen2_vl_text", [FULL], hidden_size=32, rope_theta=1e2, qkv_bias=True, use_sliding_window=False, sliding_window=None,
+                               rope_scaling={"type": "mrope", "mrope_section": [1, 2, 1]})),
 }
 
 
@@ -467,7 +477,7 @@ def tensors(family, c, kind, rng):
         t |= {p + "_norm.weight": [ones(d) for _ in range(n)] for p, n in (("q", h), ("k", kv))}
     elif family == "phi3":
         return {"qkv_proj.weight": normal((h + 2 * kv) * d, m), "o_proj.weight": normal(m, h * d)}
-    elif family not in ("llama4", "mixtral", "qwen2_moe", "cohere", "cohere2", "gemma2", "smollm3"):
+    elif family not in ("llama4", "llama", "mixtral", "qwen2_moe", "qwen2_vl", "cohere", "cohere2", "gemma2", "smollm3"):
         lengths = (h * d, kv * d) if family in ("olmo2", "olmo3", "olmoe") else (d, d)
         factor = normal if family in (*NEXT, "gemma3") else ones
         t |= {p + "_norm.weight": factor(n) for p, n in zip("qk", lengths)}
@@ -525,7 +535,7 @@ for number, (family, (layer, c)) in enumerate(MODELS.items()):
         module = "linear_attn" if kind == LINEAR and family in NEXT else "self_attn"
         stored |= {f"model.layers.{i}.{module}.{name}": ("F32" if family == "olmo2" or name == "A_log" else "BF16", w) for name, w in t.items()}
         stored |= {f"input.{i}": ("F32", x), f"output.{i}": ("F32", layer(x, used, c, kind))}
-    if interleaved(c.get("rope_scaling") or c.get("rope_parameters")):
+    if axes_of(c.get("rope_scaling") or c.get("rope_parameters")):
         stored["positions.0"] = "F32", POSITIONS
     write(folder / (family + ".safetensors"), stored)
     (folder / (family + ".json")).write_text(json.dumps(c, indent=1) + "\n")
