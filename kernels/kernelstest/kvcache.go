@@ -25,7 +25,9 @@ type history struct {
 	rng   *rand.Rand
 	k, v  [][]float32 // of each sequence, [tokens, Hkv, D]
 	bare  bool        // attend without the LSE
-	held  []backend.Tensor
+	// visible, unless nil, reports whether row i of sequence b sees key j.
+	visible func(b, i, j int) bool
+	held    []backend.Tensor
 }
 
 func newHistory(t *testing.T, dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *history {
@@ -174,6 +176,12 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 		}
 		one.Options.Causal, one.Options.Align = !opt.Bidirectional, kernels.LowerRight
 		one.q = operand{backend.Shape{1, d.Heads, m, d.Dim}, s.q, nil}
+		if s.visible != nil {
+			one.MaskShape = backend.Shape{1, 1, m, d.SeqK}
+			for i := range m * d.SeqK {
+				one.mask = append(one.mask, s.visible(b, i/d.SeqK, i%d.SeqK))
+			}
+		}
 		var got answer
 		for h := range d.Heads {
 			for j := range m {

@@ -354,8 +354,21 @@ func drawHistory(t *testing.T, dev *kernels.Device, d drawing) (attended int) {
 		case d.every(4, "alibi") && !lacking(dev, "alibi"):
 			opt.ALiBi = slopes(s.dims.Heads)
 		}
+		least := slices.Min(cache.Lens())
+		if x := slices.Max(append(count, 1)); !lacking(dev, "mask") && d.every(3, "mask last") && opt.ALiBi == nil && least >= x {
+			last := d.n("last", x, least)
+			mask := make([]bool, n*last)
+			for i := range mask {
+				mask[i] = d.every(2, "see")
+			}
+			opt.MaskLast, opt.Mask = true, must(dev.Upload(t.Context(), must(backend.Host(mask, backend.Bool, backend.Shape{1, 1, n, last}))(t)))(t)
+			s.held = append(s.held, opt.Mask)
+			merges++
+			s.visible = func(b, i, j int) bool { j -= s.len(b) - last; return j < 0 || mask[i*last+j] }
+		}
 		story += fmt.Sprintf(", attend %+v, without lse %v", opt, s.bare)
 		s.attend(t, all, n, cache, opt, merges)
+		s.visible = nil
 		attended++
 	}
 	return attended
@@ -380,6 +393,12 @@ func (s *history) cut(t *testing.T, d drawing, b int, c *kvcache.Cache, of []*kv
 	default:
 		noError(t, of[b].Keep(t.Context(), from, rows))
 	}
+	s.keep(b, from, rows)
+	return fmt.Sprintf("keep %v of %d from %d on", rows, b, from)
+}
+
+// keep removes the tokens of sequence b from position from on, except those at from+rows[i].
+func (s *history) keep(b, from int, rows []int) {
 	for _, x := range []struct {
 		all *[]float32
 		n   int // elements of a token
@@ -390,5 +409,4 @@ func (s *history) cut(t *testing.T, d drawing, b int, c *kvcache.Cache, of []*kv
 		}
 		*x.all = left
 	}
-	return fmt.Sprintf("keep %v of %d from %d on", rows, b, from)
 }

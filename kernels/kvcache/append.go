@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/turn"
 )
 
-// appendPlan is an append before anything is written: the copies to make and the state of the
-// sequences after them.
+// appendPlan is an append before anything is written: the copies to make and the state of the sequences after them.
 type appendPlan struct {
 	count, from []int       // of each sequence: its new tokens, the position of the first
 	after       []placement // of each sequence; only the append, which holds the lock, sees pages that extend an old list in place
@@ -58,15 +57,13 @@ func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) er
 	return x.AppendAt(ctx, k, v, count, nil)
 }
 
-// AppendAt is Append of tokens at positions of their own, by which a rotary embedding rotates
-// the keys:
+// AppendAt is Append of tokens at positions of their own, by which a rotary embedding rotates the keys:
 //
 //	positions [B or 1][n], or nil for the ones that follow those in the cache
 //
-// The siblings in a tree of speculated tokens share a position, that of their depth. The order
-// of tokens stays that of the append, and without a rotary embedding positions have no effect.
-// It returns ErrShape for other numbers of positions, and the errors of Append and of the
-// embedding.
+// The siblings in a tree of speculated tokens share a position, that of their depth. The order of tokens stays that of the
+// append, and without a rotary embedding positions have no effect. It returns ErrShape for other numbers of positions, and
+// the errors of Append and of the embedding.
 func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) (err error) {
 	defer op.Annotate(&err, "append")
 	p, seqs := x.pool.orNone(), x.seqs
@@ -108,8 +105,7 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 	return err
 }
 
-// plan plans an append of up to n tokens to each sequence in p.next. It changes nothing
-// that another call can see.
+// plan plans an append of up to n tokens to each sequence in p.next. It changes nothing that another call can see.
 func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {
 	a := &p.next
 	a.taken, a.from, a.after, a.unshared, a.passed, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.passed[:0], a.moves[:0], a.writes[:0]
@@ -203,9 +199,8 @@ func (p *pool) sharesLast(pages []int32) bool {
 	return left > 1
 }
 
-// write adds the writes of n rows of sequence b after those in use. Sequences that write
-// to the same rows of consecutive pages are written together, as all sequences of a Cache
-// are when they are equally long.
+// write adds the writes of n rows of sequence b after those in use. Sequences that write to the same rows of consecutive
+// pages are written together, as all sequences of a Cache are when they are equally long.
 func (a *appendPlan) write(b, n, size int, g *placement) {
 	at := g.used()
 	for from := 0; from < n; {
@@ -246,8 +241,7 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 	rows := [2]kernels.Tensor{k, v}
 	for _, m := range moves {
 		for _, t := range p.stored() {
-			// Heads one by one: the rows of one lie between those of another, which the
-			// device would take for an overlap.
+			// Heads one by one: the rows of one lie between those of another, which the device would take for an overlap.
 			for h := range p.config.KVHeads {
 				head := region.Slice(t, kernels.Heads, h, h+1)
 				a.dst = append(a.dst, region.Rows(head, int(m.to), 1, 0, m.n))

@@ -9,8 +9,7 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// Config is the shape of a [Cache]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as
-// Dim.
+// Config is the shape of a [Cache]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as Dim.
 type Config struct {
 	// Batch is the number of sequences.
 	Batch int
@@ -36,19 +35,16 @@ type Config struct {
 	KScale, VScale kernels.Tensor
 	// Capacity is the number of tokens that a sequence has room for.
 	Capacity int
-	// Window, unless 0, is the number of tokens that a row sees, including its own.
-	// Sequences then have no maximum length: when a sequence reaches the end of its
-	// memory, its last Window-1 tokens move to the start. Capacity is at least twice the
-	// Window, and an append takes at most Capacity-2·(Window-1) tokens.
+	// Window, unless 0, is the number of tokens that a row sees, including its own. Sequences then have no maximum length:
+	// when a sequence reaches the end of its memory, its last Window-1 tokens move to the start. Capacity is at least twice
+	// the Window, and an append takes at most Capacity-2·(Window-1) tokens.
 	Window int
-	// RoPE, unless nil, rotates keys when they are appended and queries when they attend,
-	// by their positions in the sequence.
+	// RoPE, unless nil, rotates keys when they are appended and queries when they attend, by their positions in the sequence.
 	RoPE Rotary
-	// Hadamard multiplies the rows of keys and values by the orthogonal matrix of ±1/√D
-	// before they are rounded to DType, queries by the same one, and outputs by that of
-	// values (Ashkboos et al. 2024, QuaRot). Without rounding this changes no result. It
-	// spreads large elements over their row, which [kernels.Q4] stores better. Head sizes
-	// must be powers of two up to 4096. For n tokens of a head it takes 2·n·D² operations.
+	// Hadamard multiplies the rows of keys and values by the orthogonal matrix of ±1/√D before they are rounded to DType,
+	// queries by the same one, and outputs by that of values (Ashkboos et al. 2024, QuaRot). Without rounding this changes no
+	// result. It spreads large elements over their row, which [kernels.Q4] stores better. Head sizes must be powers of two up
+	// to 4096. For n tokens of a head it takes 2·n·D² operations.
 	Hadamard bool
 }
 
@@ -57,9 +53,8 @@ func (c *Config) scaled() bool { return !c.KScale.IsZero() || !c.VScale.IsZero()
 
 // Rotary is a rotary position embedding, such as nn.RoPE.
 type Rotary interface {
-	// Angles returns the rotation angles of rows of headDim elements at positions,
-	// [B or 1][S], for the caller to Release. They depend on the position alone: a cache
-	// keeps angles for the tokens to come.
+	// Angles returns the rotation angles of rows of headDim elements at positions, [B or 1][S], for the caller to Release.
+	// They depend on the position alone: a cache keeps angles for the tokens to come.
 	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
 }
 
@@ -70,9 +65,8 @@ type Cache struct{ batch }
 
 // New returns an empty cache, for the caller to Release.
 //
-// Errors: ErrOption for a config out of range, ErrShape for lengths that are too
-// large, ErrUnsupported when the device cannot copy or rotate tensors or does not
-// store the dtype, ErrMemory.
+// Errors: ErrOption for a config out of range, ErrShape for lengths that are too large, ErrUnsupported when the device cannot
+// copy or rotate tensors or does not store the dtype, ErrMemory.
 func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err error) {
 	defer op.Annotate(&err, "cache")
 	p := &pool{dev: dev, size: c.Capacity}

@@ -12,43 +12,39 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/turn"
 )
 
-// CallOptions are the options of an attention call to a cache. The zero value is causal
-// attention from the last tokens.
+// CallOptions are the options of an attention call to a cache. The zero value is causal attention from the last tokens.
 type CallOptions struct {
-	// Options are those of attention over the tokens of the cache, with the length of
-	// the longest sequence as Sk. Causal need not be set. The cache sets KLen, Align and
-	// Pages, and adds the positions of the rows to Offset. With a window, the cache refuses
-	// options whose shape or meaning depends on the number of keys.
+	// Options are those of attention over the tokens of the cache, with the length of the longest sequence as Sk. Causal need
+	// not be set. The cache sets KLen, Align and Pages, and adds the positions of the rows to Offset. With a window, the cache
+	// refuses options whose shape or meaning depends on the number of keys.
 	//
-	// Spans are of positions in the sequences, in the order of tokens. A call ignores those
-	// without a row of q. One with a token that is no row of q returns ErrOption: the tokens of
-	// a span are appended, and attended from, in one call.
+	// Spans are of positions in the sequences, in the order of tokens. A call ignores those without a row of q. One with a token
+	// that is no row of q returns ErrOption: the tokens of a span are appended, and attended from, in one call.
 	kernels.Options
-	// Count is the number of rows of q that each sequence has, as given to Append; nil
-	// means all. The results of further rows are unspecified.
+	// Count is the number of rows of q that each sequence has, as given to Append; nil means all. The results of further rows
+	// are unspecified.
 	Count []int
-	// Positions [B or 1][Sq] are the positions by which a rotary embedding rotates the rows of
-	// q, as given to AppendAt; nil means those of the last tokens. Masks and biases still go by
-	// the order of tokens in the cache.
+	// Positions [B or 1][Sq] are the positions by which a rotary embedding rotates the rows of q, as given to AppendAt; nil means
+	// those of the last tokens. Masks and biases still go by the order of tokens in the cache.
 	Positions [][]int
-	// MaskLast applies Mask, [B or 1, H or 1, Sq or 1, n], to the last n tokens of each sequence
-	// only. All rows see all tokens before them. n is at least the number of rows of q. Results
-	// may differ in the last bits from those with a Mask of all tokens. Options that SharePrefix
-	// refuses are refused, and a cache with a window returns ErrUnsupported.
+	// MaskLast applies Mask, [B or 1, H or 1, Sq or 1, n], to the last n tokens of each sequence only. All rows see all tokens
+	// before them. n is at least the number of rows of q. Results may differ in the last bits from those with a Mask of all
+	// tokens. Options that SharePrefix refuses are refused.
+	//
+	// With a window, n is at most the window. A row at position p, of Positions, sees the tokens at positions after p - Window,
+	// so that siblings in a tree see the same ones before it. p is at least the number of tokens before the last n, and less
+	// than that of all. Append the last n at once: the cache keeps the window of the first one of an append.
 	MaskLast bool
-	// Bidirectional lets rows see tokens after their own position too, as in cross
-	// attention. q may then have any number of rows.
+	// Bidirectional lets rows see tokens after their own position too, as in cross attention. q may then have any number of rows.
 	Bidirectional bool
-	// SharePrefix reads the pages that all sequences share at their start only once, then those
-	// that adjacent ones share after them, on any number of levels, and merges the results with
-	// that of each sequence's other pages. Results may differ in the last bits. Options by which
-	// rows see different parts of the prefix are refused. A [Cache] has no shared pages and
-	// ignores SharePrefix.
+	// SharePrefix reads the pages that all sequences share at their start only once, then those that adjacent ones share after
+	// them, on any number of levels, and merges the results with that of each sequence's other pages. Results may differ in the
+	// last bits. Options by which rows see different parts of the prefix are refused, and so is a window. A [Cache] has no shared
+	// pages and ignores SharePrefix.
 	SharePrefix bool
 }
 
-// batch is the sequences that a call appends to or attends to: those of a [Cache] or of a
-// [Batch].
+// batch is the sequences that a call appends to or attends to: those of a [Cache] or of a [Batch].
 type batch struct {
 	pool *pool
 	seqs []*Sequence
@@ -106,8 +102,7 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 	return out, err
 }
 
-// check returns an error for sequences that cannot be used. With once, each may be among
-// them once only.
+// check returns an error for sequences that cannot be used. With once, each may be among them once only.
 func (x *batch) check(once bool) error {
 	p := x.pool.orNone()
 	if err := p.released(); err != nil {
@@ -130,8 +125,7 @@ func (x *batch) check(once bool) error {
 	return nil
 }
 
-// step is one attention call to a cache. It is kept for the next one, which does not
-// allocate then.
+// step is one attention call to a cache. It is kept for the next one, which does not allocate then.
 type step struct {
 	call    *kernels.Call
 	q, k, v kernels.Tensor
@@ -238,8 +232,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	return err
 }
 
-// check refuses options that the cache sets, or that cannot be combined with its window or
-// a shared prefix.
+// check refuses options that the cache sets, or that cannot be combined with its window or a shared prefix.
 func (p *pool) check(opt *CallOptions) error {
 	on, window, share := op.CachePath, p.config.Window > 0, opt.SharePrefix && p.paged
 	switch {
@@ -247,13 +240,15 @@ func (p *pool) check(opt *CallOptions) error {
 		return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
 	case window && share:
 		return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", kernels.ErrOption)
-	case window && opt.MaskLast:
-		return fmt.Errorf("option MaskLast is set, but the cache has a window, which begins at another token for each depth of a tree: %w", kernels.ErrUnsupported)
-	case window:
-		on |= op.WindowPath
 	case opt.MaskLast && opt.Mask.IsZero():
 		return fmt.Errorf("option MaskLast is set without a Mask: %w", kernels.ErrOption)
-	case opt.MaskLast || share:
+	case opt.MaskLast && window && opt.Mask.Shape()[kernels.Dim] > p.config.Window:
+		return fmt.Errorf("mask covers the last %d tokens, it must cover at most the %d of the cache's window: %w", opt.Mask.Shape()[kernels.Dim], p.config.Window, kernels.ErrOption)
+	}
+	if window {
+		on |= op.WindowPath
+	}
+	if opt.MaskLast || share {
 		on |= op.SharedPath
 	}
 	set := opt.Set()
@@ -290,12 +285,10 @@ func (s *step) ownSpans(seqs []*Sequence) error {
 	return nil
 }
 
-// Config returns the shape of the cache with its defaults. That of a [Paged] has neither Batch nor
-// Capacity.
+// Config returns the shape of the cache with its defaults. That of a [Paged] has neither Batch nor Capacity.
 func (x *batch) Config() Config { return x.pool.orNone().config }
 
-// Lens returns the number of tokens appended to each sequence, including those that a
-// window has dropped.
+// Lens returns the number of tokens appended to each sequence, including those that a window has dropped.
 func (x *batch) Lens() []int {
 	p := x.pool.orNone()
 	p.mu.RLock()

@@ -38,13 +38,25 @@ func (p *pool) run(ctx context.Context, s *step, seqs []*Sequence, out kernels.R
 	}
 	b := steps.Steps{Ctx: ctx, Dev: p.dev}
 	defer b.Release()
+	// alloc returns a new tensor of rows that Rows places.
 	rows := s.q.Shape()
-	rows[kernels.Dim] = p.config.ValueDim
-	whole, part := b.Partial(rows), b.Partial(rows)
-	if len(shared) > 0 {
+	alloc := func(dtype kernels.DType, dim int) kernels.Tensor {
+		return b.Must(b.AllocAs(dtype, kernels.Shape{rows[kernels.Batch], rows[kernels.Seq], rows[kernels.Heads], dim}).Swap(kernels.Heads, kernels.Seq))
+	}
+	if _, ok := s.q.Rows(); !ok && (len(shared) > 0 || p.config.Window > 0) {
+		q := alloc(s.q.DType(), rows[kernels.Dim])
+		b.Copy(q, s.q)
+		s.q = q
+	}
+	whole := kernels.Result{O: alloc(kernels.F32, p.config.ValueDim), LSE: alloc(kernels.F32, 1)}
+	part := kernels.Result{O: alloc(kernels.F32, p.config.ValueDim), LSE: alloc(kernels.F32, 1)}
+	switch {
+	case len(shared) > 0:
 		p.afterPrefixes(&b, s, whole, shared)
-	} else if b.Err == nil {
-		b.Err = s.call.RunInto(ctx, whole)
+	case p.config.Window > 0:
+		p.byRow(&b, s, seqs, whole)
+	default:
+		b.Do(func() error { return s.call.RunInto(ctx, whole) })
 	}
 	if b.Err != nil {
 		return b.Err
@@ -103,27 +115,51 @@ func (p *pool) prefixes(s *step, all []prefix, lo, hi, from int) []prefix {
 // maskLast attends from all rows of s to the last tokens, which have the mask. It copies them, because they may begin
 // inside a page.
 func (p *pool) maskLast(b *steps.Steps, s *step, seqs []*Sequence, out kernels.Result) {
-	rows, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), s.asked.Options
+	rows, from, opt := make([]int, s.asked.Mask.Shape()[kernels.Dim]), make([]int, len(seqs)), s.asked.Options
 	for i := range rows {
 		rows[i] = i
 	}
-	opt.Causal, opt.Offset = !s.asked.Bidirectional, slices.Clone(s.offsets)
-	for b, n := range s.klen {
-		opt.Offset[b] -= n
+	opt.Causal, opt.Offset = !s.asked.Bidirectional, make([]int, len(seqs))
+	for i, r := range seqs {
+		from[i], opt.Offset[i] = r.n-len(rows), len(rows)-s.count[i]
 	}
-	last := p.gather(b, seqs, s.klen, rows)
+	last := p.gather(b, seqs, from, rows)
 	b.Attend(out, s.q, last[0], last[1], opt)
 }
 
-// prefix attends from all rows of the sequences of x to its keys. Row i of all sequences is one call.
+// byRow attends from all rows of s to the tokens before the last ones. Each row is a batch, because its window begins at
+// another token for each depth of a tree.
+func (p *pool) byRow(b *steps.Steps, s *step, seqs []*Sequence, out kernels.Result) {
+	opt, positions := s.opt, s.asked.Positions
+	opt.Pages, opt.KLen = &kernels.Pages{Keys: max(1, slices.Max(s.klen))}, nil
+	for i, r := range seqs {
+		least := r.first + s.klen[i]
+		if oldest := r.oldest(); oldest > 0 {
+			least = max(least, oldest+p.config.Window-1)
+		}
+		for j := range s.q.Shape()[kernels.Seq] {
+			at := s.from[i] + j
+			if positions != nil {
+				at = positions[min(i, len(positions)-1)][j]
+			}
+			if j >= s.count[i] {
+				at = least // of an unspecified result
+			} else if at < least || at >= r.n {
+				b.Err = fmt.Errorf("row %d of sequence %d has position %d, with a mask of the last tokens and a window it must be %d to %d, of one of these tokens with a window that is in the cache: %w", j, i, at, least, r.n-1, kernels.ErrOption)
+			}
+			opt.Pages.Table, opt.KLen, opt.Offset = append(opt.Pages.Table, r.pages), append(opt.KLen, s.klen[i]), append(opt.Offset, at-r.first)
+		}
+	}
+	each := func(t kernels.Tensor) kernels.Tensor { return b.Must(joined(t).Swap(kernels.Batch, kernels.Seq)) }
+	b.Attend(kernels.Result{O: each(out.O), LSE: each(out.LSE)}, each(s.q), p.kv[0], p.kv[1], opt)
+}
+
+// prefix attends from all rows of the sequences of x to its keys.
 func (p *pool) prefix(b *steps.Steps, s *step, out kernels.Result, x prefix) {
-	q, opt := region.Slice(s.q, kernels.Batch, x.lo, x.hi), s.opt
+	opt := s.opt
 	opt.Causal, opt.KLen, opt.Offset, opt.Sinks = false, nil, nil, nil // all rows see all keys, and sinks count once
 	opt.Pages = &kernels.Pages{Table: [][]int32{s.pages.Table[x.lo][x.from:x.to]}, Keys: (x.to - x.from) * p.size}
-	for i := range q.Shape()[kernels.Seq] {
-		to := kernels.Result{O: acrossBatches(out.O, i), LSE: acrossBatches(out.LSE, i)}
-		b.Attend(to, acrossBatches(q, i), s.k, s.v, opt)
-	}
+	b.Attend(kernels.Result{O: joined(out.O), LSE: joined(out.LSE)}, joined(region.Slice(s.q, kernels.Batch, x.lo, x.hi)), s.k, s.v, opt)
 }
 
 // afterPrefixes attends from all rows of s to the keys after those of shared, before those of a mask of the last ones.
@@ -149,9 +185,8 @@ func batches(r kernels.Result, lo, hi int) kernels.Result {
 	return kernels.Result{O: region.Slice(r.O, kernels.Batch, lo, hi), LSE: region.Slice(r.LSE, kernels.Batch, lo, hi)}
 }
 
-// acrossBatches returns row i of each batch of t as the rows of one batch.
-func acrossBatches(t kernels.Tensor, i int) kernels.Tensor {
-	n, by := t.Shape(), t.Strides()
-	v, _ := t.View(kernels.Shape{1, n[1], n[0], n[3]}, kernels.Strides{0, by[1], by[0], by[3]}, i*by[2]) // elements of t
-	return v
+// joined returns the rows of all batches of t as rows of one batch.
+func joined(t kernels.Tensor) kernels.Tensor {
+	t, _ = t.Rows() // run places them so
+	return t
 }

@@ -16,13 +16,13 @@ import (
 // Errors: ErrOption for a sequence that does not exist, a length greater than the
 // sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
 func (c *Cache) Rewind(b, length int) error {
-	return c.change("rewind", b, func(p *pool, s *Sequence) error { return p.rewind(s, length) })
+	return c.change("rewind", b, func(p *pool, s *Sequence) error { return p.keep(context.Background(), s, "length", length, nil) })
 }
 
 // Rewind is [Cache.Rewind] of s. It frees the pages that no token is left in and that no fork shares. The next append
 // copies a shared page before it writes to it. Errors as there, and ErrReleased after Free.
 func (s *Sequence) Rewind(length int) error {
-	return s.change("rewind", func(p *pool) error { return p.rewind(s, length) })
+	return s.change("rewind", func(p *pool) error { return p.keep(context.Background(), s, "length", length, nil) })
 }
 
 // Keep removes the tokens of sequence b from position from on, except those at from+rows[i],
@@ -40,13 +40,13 @@ func (s *Sequence) Rewind(length int) error {
 // Errors: ErrOption for a from that Rewind refuses, and for rows that do not ascend or are not
 // in the cache; ErrMemory, ErrReleased, and the backend's.
 func (c *Cache) Keep(ctx context.Context, b, from int, rows []int) error {
-	return c.change("keep", b, func(p *pool, s *Sequence) error { return p.keep(ctx, s, from, rows) })
+	return c.change("keep", b, func(p *pool, s *Sequence) error { return p.keep(ctx, s, "from", from, rows) })
 }
 
 // Keep is [Cache.Keep] of s. It copies pages that forks share before it writes to them. Errors as there, ErrCapacity
 // when too few pages are free for such copies, and ErrReleased after Free.
 func (s *Sequence) Keep(ctx context.Context, from int, rows []int) error {
-	return s.change("keep", func(p *pool) error { return p.keep(ctx, s, from, rows) })
+	return s.change("keep", func(p *pool) error { return p.keep(ctx, s, "from", from, rows) })
 }
 
 // change applies f, an operation, to s.
@@ -74,26 +74,6 @@ func (c *Cache) change(operation string, b int, f func(p *pool, s *Sequence) err
 	})
 }
 
-// rewind is Sequence.Rewind.
-func (p *pool) rewind(s *Sequence, length int) error {
-	if err := p.checkLength(s, "length", length); err != nil {
-		return err
-	}
-	p.cut(s, length)
-	return nil
-}
-
-// checkLength returns an error for a length of a name that s cannot be rewound to.
-func (p *pool) checkLength(s *Sequence, name string, n int) error {
-	if n < 0 || n > s.n {
-		return fmt.Errorf("%s is %d, it must be 0 to the %d tokens of the sequence: %w", name, n, s.n, kernels.ErrOption)
-	}
-	if oldest := s.oldest(); oldest > 0 && n-(p.config.Window-1) < oldest {
-		return fmt.Errorf("the sequence has its tokens from %d on, the window needs older ones at length %d: append again to an empty sequence: %w", oldest, n, kernels.ErrOption)
-	}
-	return nil
-}
-
 // cut sets the length of s to n. It drops the pages of a Paged that no token is left in.
 func (p *pool) cut(s *Sequence, n int) {
 	s.n = n
@@ -104,11 +84,14 @@ func (p *pool) cut(s *Sequence, n int) {
 	}
 }
 
-// keep is Sequence.Keep. The rows that move are copied to memory of their own and appended
-// again, so that pages are shared, copied and freed as in any append.
-func (p *pool) keep(ctx context.Context, s *Sequence, from int, rows []int) error {
-	if err := p.checkLength(s, "from", from); err != nil {
-		return err
+// keep is Sequence.Keep, and without rows, where it needs no ctx, Sequence.Rewind to from, which is given as name. The rows
+// that move are copied to memory of their own and appended again, so that pages are shared, copied and freed as in any append.
+func (p *pool) keep(ctx context.Context, s *Sequence, name string, from int, rows []int) error {
+	if from < 0 || from > s.n {
+		return fmt.Errorf("%s is %d, it must be 0 to the %d tokens of the sequence: %w", name, from, s.n, kernels.ErrOption)
+	}
+	if oldest := s.oldest(); oldest > 0 && from-(p.config.Window-1) < oldest {
+		return fmt.Errorf("the sequence has its tokens from %d on, the window needs older ones at length %d: append again to an empty sequence: %w", oldest, from, kernels.ErrOption)
 	}
 	for i, row := range rows {
 		if row < 0 || row >= s.n-from || i > 0 && row <= rows[i-1] {

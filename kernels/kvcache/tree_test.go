@@ -249,9 +249,29 @@ func TestMaskLast(t *testing.T) {
 	must.Fail(t, "too few tokens", must.Err(batch.Attention(ctx, q, opt)), kernels.ErrShape, "for sequence 1 and at most its 18 tokens")
 	opt.ALiBi = []float32{1, 1}
 	must.Fail(t, "distances", must.Err(batch.Attention(ctx, q, opt)), kernels.ErrOption, "ALiBi is set, but with it a shared prefix")
-	rolling := must.Get(kvcache.New(ctx, dev, kvcache.Config{Dim: dim, Capacity: 8, Window: 4}))(t)
-	defer rolling.Release()
-	must.Fail(t, "window", must.Err(rolling.Attention(ctx, draw(1, 1, 1), opt)), kernels.ErrUnsupported, "MaskLast is set, but the cache has a window, which begins at another token for each depth")
+	// Caches with windows are in the conformance suite, with the oracle.
+	paged := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: dim, PageSize: 4, Pages: 16, Window: 5}))(t)
+	defer paged.Release()
+	w := paged.Batch(must.Get(paged.NewSequence())(t))
+	for _, n := range []int{prompt, 3} {
+		must.Do(t, w.Append(ctx, draw(1, 1, n), draw(1, 1, n), nil))
+	}
+	for _, x := range []struct {
+		name string
+		last int
+		opt  kvcache.CallOptions
+		text string
+	}{
+		{"more than the window", 6, kvcache.CallOptions{}, "mask covers the last 6 tokens, it must cover at most the 5 of the cache's window"},
+		{"before the mask", 3, kvcache.CallOptions{Positions: [][]int{{13, 12, 14}}}, "row 1 of sequence 0 has position 12, with a mask of the last tokens and a window it must be 13 to 15"},
+		{"after all tokens", 3, kvcache.CallOptions{Positions: [][]int{{13, 14, 16}}}, "row 2 of sequence 0 has position 16"},
+		{"a window that is dropped", 5, kvcache.CallOptions{Positions: [][]int{{11, 12, 13}}}, "row 0 of sequence 0 has position 11, with a mask of the last tokens and a window it must be 12 to 15"},
+		{"shared prefix", 3, kvcache.CallOptions{SharePrefix: true}, "SharePrefix is set, but the cache has a window"},
+		{"distances", 3, kvcache.CallOptions{Options: kernels.Options{ALiBi: []float32{1}}}, "ALiBi is set, but with it a shared prefix"},
+	} {
+		x.opt.MaskLast, x.opt.Mask = true, must.Get(kernels.HostBool(make([]bool, x.last), kernels.Shape{1, 1, 1, x.last}))(t)
+		must.Fail(t, x.name, must.Err(w.Attention(ctx, draw(1, 1, 3), x.opt)), kernels.ErrOption, x.text)
+	}
 }
 
 // reading is a backend that records the lengths of the keys that calls attend to, and of their batches.
