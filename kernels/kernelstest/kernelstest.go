@@ -133,6 +133,7 @@ func Run(t *testing.T, h Harness) {
 	twice("KVCache", func(t *testing.T, dev *kernels.Device, _ *digests) { testKVCache(t, dev) })
 	run("CacheOptions", func(t *testing.T) { testCacheOptions(t, dev, h) })
 	run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
+	run("Factors", func(t *testing.T) { testFactors(t, dev) })
 	run("Trees", func(t *testing.T) { testTrees(t, dev, h) })
 	run("Hadamard", func(t *testing.T) { testHadamards(t, dev) })
 	run("Copy", func(t *testing.T) { testCopy(t, dev) })
