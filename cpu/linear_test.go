@@ -46,8 +46,8 @@ func gatedDelta(b *testing.B, heads, tokens, decays int) *backend.LinearAttentio
 // on one thread counts, those with decays of channels reach 65% (41% with their factors in Go), and a step in the cache takes
 // 3.4 µs for a head (7.3 µs with a pass for the key and one for each query, and sums of one product for the update). Steps
 // from memory reach 73 to 85% of the loop on one thread. They read a state once for the key and the query, and both passes
-// prefetch all of the next one: on a Zen 5 that reached 78%, 71 without the prefetch of the next head's rows of q, k, v and o, and
-// 82 to 87% since the products of values prefetch too.
+// prefetch all of the next one: on a Zen 5 that reached 78%, 71 without the prefetch of the next head's rows of q, k, v and o.
+// In turns of a later run it had 82 and 83%, and 87% once Mix prefetched for up to 4 rows.
 // Tried before: 32 columns at a time were slower (rows 512 bytes apart share few sets of the first level), and so was one tile
 // of four rows for keys and queries. On the Zen 5 no prefetch had 64%, one pass alone 69 and 72%, half a state in each pass 70 to
 // 75%, the state after the next one in the second pass 73%, and the second-level cache alone 77%.

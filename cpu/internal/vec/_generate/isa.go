@@ -56,8 +56,8 @@ func (a *isa) masks() bool { return a == half || a.wide() }
 // 16 rows in turns and four streams it reads two thirds as fast.
 func (a *isa) inOrder() bool { return a == ordered }
 
-// The bytes from what a kernel that is inOrder reads to what it prefetches. Over 32,768 rows of 64 and 128 f16 or bf16, 4 KiB
-// of keys are up to 10% slower and 12 KiB as fast, 2 KiB of values as fast and 8 KiB up to 20% slower.
+// Kernels that are inOrder prefetch keys and values so many bytes ahead of those they read. With 32,768 rows of 64 and 128 f16
+// or bf16, 4 KiB for keys is up to 10% slower and 12 KiB as fast; 2 KiB for values is as fast and 8 KiB up to 20% slower.
 const keysAhead, valuesAhead = 8192, 4096
 
 // table returns the head of the table of a's kernels.
