@@ -15,13 +15,13 @@ import (
 )
 
 // TestFactorsOfFiles loads the factors of a cache in fp8 under each name. The layer's keys are 3 times numbers of e4m3fn,
-// its values 5 times, both up to more than 448: with the factors the cache stores them exactly, and outputs are those of
-// a call without a cache. A cache in f32 has no factors and the same outputs.
+// its values 5 times, or 3 times where a file has one factor, up to more than 448: with the factors the cache stores them
+// exactly, and outputs are those of a call without a cache. A cache in f32 has no factors and the same outputs.
 func TestFactorsOfFiles(t *testing.T) {
 	const d, tokens = 4, 3
 	q := []float32{0x1p-9, -0x1p-10, 0x1p-8, 0, 0x1p-9, 0x1p-9, -0x1p-9, 0x1p-8, -0x1p-10, 0x1p-9, 0x1p-9, 0x1p-9}
 	k := []float32{3 * 448, 3 * 13, 3 * 0.5, -3 * 208, 3 * 26, -3 * 416, 3 * 320, 3 * 1.125, -3 * 240, 3 * 288, 0, 3 * 15}
-	v := []float32{5 * 448, -5 * 0x1p-9, 5, 5 * 72, -5 * 384, 5 * 11, 5 * 3.5, 0, 5 * 176, 5 * 448, -5 * 7, 5 * 0.0625}
+	numbers := []float32{448, -0x1p-9, 1, 72, -384, 11, 3.5, 0, 176, 448, -7, 0.0625}
 	// x has q, k and v of a token next to each other, and the projections pick them.
 	c := nn.MultiHeadConfig{Model: 3 * d, HeadDim: d}
 	tensors := map[string]stored{"a.o_proj.weight": {"F32", []int{3 * d, d}, make([]float32, 3*d*d)}}
@@ -32,15 +32,22 @@ func TestFactorsOfFiles(t *testing.T) {
 		}
 		tensors[name] = s
 	}
-	var x []float32
-	for i := 0; i < tokens*d; i += d {
-		x = slices.Concat(x, q[i:i+d], k[i:i+d], v[i:i+d])
-	}
 	dev := onCPU(t)
-	want := must.Get(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: tokens, SeqK: tokens, Dim: d}, kernels.BHSD, q, k, v, kernels.Options{Causal: true}))(t)
 	for _, names := range [][2]string{{"k_proj.k_scale", "v_proj.v_scale"}, {"qkv_proj.k_scale", "qkv_proj.v_scale"}, {"attn.k_scale", "attn.v_scale"},
-		{"k_scale", "v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}} {
-		file := map[string]stored{"a." + names[0]: {"F32", []int{}, []float32{3}}, "a." + names[1]: {"BF16", []int{1}, []float32{5}}}
+		{"k_scale", "v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"kv_scale", "kv_scale"}} {
+		factor := float32(5)
+		if names[0] == names[1] {
+			factor = 3
+		}
+		var x, v []float32
+		for _, number := range numbers {
+			v = append(v, factor*number)
+		}
+		for i := 0; i < tokens*d; i += d {
+			x = slices.Concat(x, q[i:i+d], k[i:i+d], v[i:i+d])
+		}
+		want := must.Get(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: tokens, SeqK: tokens, Dim: d}, kernels.BHSD, q, k, v, kernels.Options{Causal: true}))(t)
+		file := map[string]stored{"a." + names[0]: {"F32", []int{}, []float32{3}}, "a." + names[1]: {"BF16", []int{1}, []float32{factor}}}
 		maps.Copy(file, tensors)
 		content := safetensors(file)
 		w := must.Get(c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "a."))(t)

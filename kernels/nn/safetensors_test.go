@@ -406,9 +406,12 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 	for name, s := range map[string]stored{"mha.in_proj_weight": m.linear("qkv"), "mha.out_proj.weight": m.linear("o"), "mha.in_proj_bias": m.bias("qkv"), "mha.out_proj.bias": m.bias("o")} {
 		good[name] = s
 	}
-	// with returns the good file with another tensor, or without it.
-	with := func(name string, s stored) []byte {
+	// with returns the good file with another tensor, under more names too, or without it.
+	with := func(name string, s stored, more ...string) []byte {
 		tensors := maps.Clone(good)
+		for _, other := range more {
+			tensors[other] = s
+		}
 		if tensors[name] = s; s.data == nil {
 			delete(tensors, name)
 		}
@@ -451,6 +454,8 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		{"biases of keys", square, with("mha.bias_k", good["a.q_proj.bias"]), "mha.", kernels.ErrFile, `would ignore ["mha.bias_k"]`},
 		{"a factor of each head", grouped, with("a.k_proj.k_scale", stored{"F32", []int{2}, []float32{1, 1}}), "a.", kernels.ErrShape, "a.k_proj.k_scale: shape is [2], for the config it must be [1]"},
 		{"a factor of integers", grouped, with("a.attn.v_scale", stored{"I8", []int{1}, []float32{1}}), "a.", kernels.ErrDType, "a.attn.v_scale: elements are i1"},
+		{"a factor of both and one of keys", grouped, with("a.kv_scale", stored{"F32", []int{}, []float32{1}}, "a.k_proj.k_scale"), "a.", kernels.ErrFile, `would ignore ["a.k_proj.k_scale"]`},
+		{"a factor of both and one of values", grouped, with("a.kv_scale", stored{"F32", []int{}, []float32{1}}, "a.v_scale"), "a.", kernels.ErrFile, `would ignore ["a.v_scale"]`},
 		{"a factor of queries", grouped, with("a.attn.q_scale", stored{"F32", []int{}, []float32{1}}), "a.", kernels.ErrFile, `would ignore ["a.attn.q_scale"]`},
 		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", kernels.ErrDType, "is NF4, which is not read"},
 	} {

@@ -179,7 +179,7 @@ var harmless = []string{
 //	qnorm knorm sinks wg bg             [MultiHeadWeights]
 //
 // and, for any config, KScale and VScale, [] or [1], under one of the names of vLLM: k_proj.k_scale, qkv_proj.k_scale,
-// attn.k_scale, k_scale or k_proj.output_scale, the same with v, or kscale and vscale.
+// attn.k_scale, k_scale or k_proj.output_scale, the same with v, or kscale and vscale. An old kv_scale is both, and stands alone.
 //
 // With GateInQuery the rows of q are D of the query and D of the gate for each head, but in the last
 // layout, and with KeysAsValues there is no tensor for v. With SharedKeys those of k and v, which files of Gemma 3n
@@ -223,8 +223,12 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.Bias && !slices.ContainsFunc(list, func(p weights.Weight) bool { return p.Optional && p.Has() && f.Has(prefix+p.Tensor) }) {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
 	}
-	for i, x := range []string{"k", "v"} {
-		for _, name := range strings.Fields("x_proj.x_scale qkv_proj.x_scale attn.x_scale x_scale x_proj.output_scale xscale") {
+	kinds, names, both := []string{"k", "v"}, "x_proj.x_scale qkv_proj.x_scale attn.x_scale x_scale x_proj.output_scale xscale", f.Has(prefix+"kv_scale")
+	if both { // Load refuses others next to it
+		kinds, names = kinds[:1], "kv_scale"
+	}
+	for i, x := range kinds {
+		for _, name := range strings.Fields(names) {
 			if name = strings.ReplaceAll(name, "x", x); f.Has(prefix + name) {
 				p := &list[len(list)-2+i]
 				p.Tensor, p.Shape = name, kernels.Shape{1, 1, 1, 1}
@@ -234,7 +238,9 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.SharedKeys {
 		unused = append([]string{"k_proj.weight", "v_proj.weight", "k_norm.weight"}, harmless...)
 	}
-	err = f.Load(list, unused...)
+	if err = f.Load(list, unused...); both {
+		w.VScale = w.KScale
+	}
 	return w, err
 }
 
