@@ -81,22 +81,86 @@ func TestAllocationsOfACall(t *testing.T) {
 	}
 }
 
-// oneCommand submits one command of each submission.
-type oneCommand struct{ port.Device }
+// oneCommand counts dispatches, and submits one command of each submission.
+type oneCommand struct {
+	port.Device
+	dispatches *int
+}
 
 func (d oneCommand) Submit(commands []port.Command, timed bool) (port.Ticket, error) {
 	if !timed {
+		for _, c := range commands {
+			if c.Pipeline != nil {
+				*d.dispatches++
+			}
+		}
 		commands = commands[:min(len(commands), 1)]
 	}
 	return d.Device.Submit(commands, timed)
 }
 
-// TestOperationsOfManySequences checks that a call of many packed sequences makes the operations of one submission at a time: by the
-// memory of the host at each submission, and by the operations that a cancelled call has made.
+// TestOperationsOfManySequences counts the dispatches of many sequences of unequal lengths: a step of decoding has one for the splits
+// of all, and one for their merges. Packed sequences have theirs each, and a call of many makes the operations of one submission at a
+// time: by the memory of the host at each submission, and by the operations that a cancelled call has made.
 func TestOperationsOfManySequences(t *testing.T) {
+	for _, x := range []struct {
+		name            string
+		sequences, rows int
+		windowed, paged bool
+		packed          bool
+		want            int
+	}{
+		{name: "32 decoded", sequences: 32, rows: 1, want: 2},
+		{name: "64 decoded", sequences: 64, rows: 1, want: 2},
+		{name: "32 decoded with a window", sequences: 32, rows: 1, windowed: true, want: 2},
+		{name: "64 decoded with a window", sequences: 64, rows: 1, windowed: true, want: 2},
+		{name: "64 decoded from pages", sequences: 64, rows: 1, paged: true, want: 2},
+		{name: "64 decoded from pages with a window", sequences: 64, rows: 1, windowed: true, paged: true, want: 2},
+		{name: "64 prompts", sequences: 64, rows: 40, want: 1},
+		{name: "64 prompts with a window", sequences: 64, rows: 40, windowed: true, want: 1},
+		{name: "64 packed prompts", sequences: 64, rows: 40, packed: true, want: 64},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			b, d := simulate(t, Options{Budget: emitBudget}, func() time.Duration { return 0 })
+			defer b.Close()
+			dispatches := 0
+			b.dev.Port = oneCommand{d, &dispatches}
+			const keys, pages, dim, kvHeads = 1024, 4, 64, 2
+			q, k := backend.Shape{x.sequences, 2 * kvHeads, x.rows, dim}, backend.Shape{x.sequences, kvHeads, keys, dim}
+			opt := kernels.Options{Causal: true}
+			if x.windowed {
+				opt.Window = &kernels.Window{Left: 300}
+			}
+			if x.paged {
+				k[backend.Batch], k[backend.Seq] = pages*x.sequences, keys/pages
+				opt.Pages = &kernels.Pages{Keys: keys}
+			}
+			for i := range x.sequences {
+				n := keys - 13*i
+				opt.KLen, opt.Offset = append(opt.KLen, n), append(opt.Offset, n-x.rows)
+				if p := int32(pages * i); x.paged {
+					opt.Pages.Table = append(opt.Pages.Table, []int32{p, p + 1, p + 2, p + 3})
+				}
+			}
+			if x.packed {
+				opt = kernels.Options{Causal: true, CuQ: make([]int, x.sequences+1)}
+				for i := range x.sequences {
+					opt.CuQ[i+1] = opt.CuQ[i] + x.rows - i%8
+				}
+				q[backend.Batch], q[backend.Seq] = 1, opt.CuQ[x.sequences]
+				k = q
+			}
+			kv := alloc(t, b, backend.F16, k)
+			call := prepare(t, b, alloc(t, b, backend.F16, q), kv, kv, opt)
+			check(t, call.RunInto(t.Context(), kernels.Result{O: alloc(t, b, backend.F16, q)}))
+			if dispatches != x.want {
+				t.Errorf("%d dispatches, should be %d", dispatches, x.want)
+			}
+		})
+	}
 	const sequences, rows, most = 4000, 20, 128 // of them, of each, and dispatches of a submission
 	b, dev := faulty(t, Options{})
-	dev.Device = oneCommand{dev.Device}
+	dev.Device = oneCommand{dev.Device, new(int)}
 	made, choose := 0, b.choose
 	b.choose = func(s tune.Shape) (tune.Variant, string) { // once for the one dispatch of a sequence
 		made++
