@@ -331,3 +331,23 @@ func ExampleDevice_Index() {
 	fmt.Println(check(dev.ToFloat32(ctx, check(out.O.Slice(kernels.Dim, 0, 1)))))
 	// Output: [0 -1] [0 1] [0 1] [0 2] [0 2] [0 1] [1 1.5 1.5 2 2 1.5]
 }
+
+// The rows of a span see all its keys, as the tokens of one image do inside a causal mask. Tokens 1 to 3 are the image. Keys are
+// equal, so that a row has the same weight for each key that it sees.
+func ExampleOptions_spans() {
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
+	defer dev.Close()
+	x := check(dev.FromFloat32(ctx, kernels.F32, make([]float32, 5), kernels.Shape{1, 1, 5, 1}))
+	defer x.Release()
+	r := check(dev.Attention(ctx, x, x, x, kernels.Options{Causal: true, Spans: [][][2]int{{{1, 4}}}, Weights: true}))
+	defer r.Release()
+	for row := range slices.Chunk(check(dev.ToFloat32(ctx, r.Weights)), 5) {
+		fmt.Printf("%.2f\n", row)
+	}
+	// Output:
+	// [1.00 0.00 0.00 0.00 0.00]
+	// [0.25 0.25 0.25 0.25 0.00]
+	// [0.25 0.25 0.25 0.25 0.00]
+	// [0.25 0.25 0.25 0.25 0.00]
+	// [0.20 0.20 0.20 0.20 0.20]
+}

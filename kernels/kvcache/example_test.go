@@ -291,3 +291,55 @@ func ExampleStates() {
 	// 10 [28 36 45 54]
 	// 9 [45]
 }
+
+// Multi-head latent attention: a token takes one row of 6 elements. Its first 4 are the values too, and appends have no v. All
+// 3 heads read the row. Queries are 0 here, so that outputs are means of the values.
+func ExampleConfig_latent() {
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
+	defer dev.Close()
+	cache := check(kvcache.New(ctx, dev, kvcache.Config{Dim: 6, Latent: 4, Capacity: 16}))
+	defer cache.Release()
+	rows := check(dev.FromFloat32(ctx, kernels.F32, []float32{
+		1, 2, 3, 4, 0.5, 0.5, // 4 of the latent, 2 with a rotary embedding
+		3, 4, 5, 6, 0.5, 0.5,
+	}, kernels.Shape{1, 1, 2, 6}))
+	defer rows.Release()
+	if err := cache.Append(ctx, rows, kernels.Tensor{}, nil); err != nil {
+		log.Fatal(err)
+	}
+	q := check(dev.FromFloat32(ctx, kernels.F32, make([]float32, 3*6), kernels.Shape{1, 3, 1, 6}))
+	defer q.Release()
+	r := check(cache.Attention(ctx, q, kvcache.CallOptions{}))
+	defer r.Release()
+	fmt.Println(r.O.Shape(), check(dev.ToFloat32(ctx, r.O)))
+	// Output: [1 3 1 4] [2 3 4 5 2 3 4 5 2 3 4 5]
+}
+
+// Values in fp8 saturate at 448. A cache divides them by VScale before it stores them, and multiplies outputs by it; KScale does
+// the same for keys. One token has the weight 1, so that the output is its value, as the cache stores it.
+func ExampleConfig_factors() {
+	ctx, dev := context.Background(), check(kernels.Open("cpu"))
+	defer dev.Close()
+	k := check(dev.FromFloat32(ctx, kernels.F32, []float32{1, 1, 1, 1}, kernels.Shape{1, 1, 1, 4}))
+	defer k.Release()
+	v := check(dev.FromFloat32(ctx, kernels.F32, []float32{1792, -832, 96, 3}, kernels.Shape{1, 1, 1, 4}))
+	defer v.Release()
+	factors := kvcache.Config{
+		KScale: check(kernels.HostF32([]float32{0.5}, kernels.Shape{1, 1, 1, 1})),
+		VScale: check(kernels.HostF32([]float32{4}, kernels.Shape{1, 1, 1, 1})),
+	}
+	for _, config := range []kvcache.Config{{}, factors} {
+		config.Dim, config.DType, config.Capacity = 4, kernels.F8, 16
+		cache := check(kvcache.New(ctx, dev, config))
+		defer cache.Release()
+		if err := cache.Append(ctx, k, v, nil); err != nil {
+			log.Fatal(err)
+		}
+		r := check(cache.Attention(ctx, k, kvcache.CallOptions{}))
+		defer r.Release()
+		fmt.Println(check(dev.ToFloat32(ctx, r.O)))
+	}
+	// Output:
+	// [448 -448 96 3]
+	// [1792 -832 96 3]
+}
