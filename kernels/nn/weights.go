@@ -181,19 +181,17 @@ var harmless = []string{
 // and, for any config, KScale and VScale, [] or [1], under one of the names of vLLM: k_proj.k_scale, qkv_proj.k_scale,
 // attn.k_scale, k_scale or k_proj.output_scale, the same with v, or kscale and vscale. An old kv_scale is both, and stands alone.
 //
-// With GateInQuery the rows of q are D of the query and D of the gate for each head, but in the last
-// layout, and with KeysAsValues there is no tensor for v. With SharedKeys those of k and v, which files of Gemma 3n
-// have, are not read.
+// With GateInQuery the rows of q are D of the query and D of the gate for each head, but in the last layout, and with KeysAsValues
+// there is no tensor for v. With SharedKeys those of k and v, which files of Gemma 3n have, are not read.
 //
-// Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer
-// rows of k and v. Llama's rotary embedding pairs element i of a head with i+D/2, as [RoPE]
-// does; the weights of Meta need [RoPE].Interleaved. Elements are F16, BF16, F32 or F64. With
-// Bias, projections whose bias is not in the file have zeros, but one bias must exist.
+// Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer rows of k and v. Llama's rotary
+// embedding pairs element i of a head with i+D/2, as [RoPE] does; the weights of Meta need [RoPE].Interleaved. Elements are
+// F16, BF16, F32 or F64. With Bias, projections whose bias is not in the file have zeros, but one bias must exist.
 //
-// Other tensors below the prefix are refused by name, because the layer would compute something
-// else without them: norms, sinks and gates that the config does not ask for, indexers, adapters, scales of
-// quantised weights, learned relative positions. Those that change nothing may be there, such as frequencies of a rotary embedding
-// (rotary_emb.inv_freq). With the prefix "" the file has the layer alone.
+// Other tensors below the prefix are refused by name, because the layer would compute something else without them: norms, sinks
+// and gates that the config does not ask for, indexers, adapters, scales of quantised weights, learned relative positions. Those
+// that change nothing may be there, such as frequencies of a rotary embedding (rotary_emb.inv_freq). With the prefix "" the file
+// has the layer alone.
 //
 // Errors: ErrFile for a file that is damaged, lacks a tensor or has others of the layer, ErrShape and
 // ErrDType for a tensor that does not match c, ErrOption for the config, ErrMemory, and those of r.
@@ -223,13 +221,9 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.Bias && !slices.ContainsFunc(list, func(p weights.Weight) bool { return p.Optional && p.Has() && f.Has(prefix+p.Tensor) }) {
 		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.names[4], kernels.ErrFile)
 	}
-	kinds, names, both := []string{"k", "v"}, "x_proj.x_scale qkv_proj.x_scale attn.x_scale x_scale x_proj.output_scale xscale", f.Has(prefix+"kv_scale")
-	if both { // Load refuses others next to it
-		kinds, names = kinds[:1], "kv_scale"
-	}
-	for i, x := range kinds {
-		for _, name := range strings.Fields(names) {
-			if name = strings.ReplaceAll(name, "x", x); f.Has(prefix + name) {
+	for i, x := range []string{"k", "v"} {
+		for _, name := range strings.Fields("x_proj.x_scale qkv_proj.x_scale attn.x_scale x_scale x_proj.output_scale xscale xv_scale") {
+			if name = strings.ReplaceAll(name, "x", x); f.Has(prefix+name) && (x == "k" || !f.Has(prefix+"kv_scale")) {
 				p := &list[len(list)-2+i]
 				p.Tensor, p.Shape = name, kernels.Shape{1, 1, 1, 1}
 			}
@@ -238,8 +232,8 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 	if c.SharedKeys {
 		unused = append([]string{"k_proj.weight", "v_proj.weight", "k_norm.weight"}, harmless...)
 	}
-	if err = f.Load(list, unused...); both {
-		w.VScale = w.KScale
+	if err = f.Load(list, unused...); f.Has(prefix + "kv_scale") {
+		w.VScale = w.KScale // Load has refused other factors
 	}
 	return w, err
 }
