@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"runtime"
@@ -37,14 +38,14 @@ const (
 // pacing sizes submissions by time and by work.
 type pacing struct {
 	budget  time.Duration
-	maxWork float64 // operations; 0 is no bound
+	maxWork float64 // operations
 	speed   float64 // of a pipeline before its first run
 	lanes   int
 	blocks  bool // Submit blocks while a submission runs, as that of software drivers
 }
 
 func newPacing(kind backend.DeviceType, c Config) pacing {
-	p := pacing{budget: c.Budget, maxWork: max(c.MaxWork, 0)}
+	p := pacing{budget: c.Budget, maxWork: cmp.Or(max(c.MaxWork, 0), math.Inf(1))}
 	if p.budget <= 0 {
 		p.budget = defaultBudget
 	}
@@ -90,7 +91,7 @@ func (p *pacing) ahead(deadline time.Time) float64 {
 
 // full reports whether a submission of so many seconds and operations is too long.
 func (p *pacing) full(seconds, work float64, deadline time.Time) bool {
-	return seconds > p.share(deadline) || p.maxWork > 0 && work > p.maxWork
+	return seconds > p.share(deadline) || work > p.maxWork
 }
 
 // next returns the number of workgroups of the dispatch that begins with workgroup first of a step, and the grid that contains
@@ -108,10 +109,7 @@ func (p *pacing) atOnce(speed, each float64, deadline time.Time) int {
 	if each <= 0 {
 		return math.MaxInt32
 	}
-	n := max(speed*p.share(deadline)/each, float64(p.lanes))
-	if p.maxWork > 0 {
-		n = min(n, p.maxWork/each)
-	}
+	n := min(max(speed*p.share(deadline)/each, float64(p.lanes)), p.maxWork/each)
 	return int(min(max(n, 1), math.MaxInt32))
 }
 
@@ -124,18 +122,14 @@ func (p *pacing) seconds(speed float64, n int, each float64) float64 {
 // all lanes busy they take the time of one submission.
 func (d *Device) ChunkWork(k shaders.Variant) float64 {
 	p := &d.pacing
-	work := d.Pipelines.Of(k).Pace.Speed() * p.share(time.Time{}) / float64(p.lanes)
-	if p.maxWork > 0 {
-		work = min(work, p.maxWork)
-	}
-	return work
+	return min(d.Pipelines.Of(k).Pace.Speed()*p.share(time.Time{})/float64(p.lanes), p.maxWork)
 }
 
 // Pacing describes for plans how submissions of k are sized.
 func (d *Device) Pacing(k shaders.Variant) string {
 	p := &d.pacing
 	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxPending, d.Pipelines.Of(k).Pace.Speed())
-	if p.maxWork > 0 {
+	if !math.IsInf(p.maxWork, 1) {
 		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
 	}
 	return s

@@ -47,7 +47,7 @@ func (p *Turner) Turn(ctx context.Context, i int, hadamard bool, f kernels.Tenso
 		return err
 	}
 	of := &p.factors[i]
-	of.dim, of.host = dim, make([]float32, kvHeads*dim)
+	of.dim, of.host, of.byHead = dim, make([]float32, kvHeads*dim), map[int]kernels.Tensor{}
 	over := make([]float32, len(of.host))
 	for n := range over {
 		x := given[(n/dim%want[kernels.Heads])*want[kernels.Dim]+n%dim%want[kernels.Dim]]
@@ -98,9 +98,6 @@ func (f *Factors) of(ctx context.Context, dev *kernels.Device, heads int) (kerne
 	}
 	x, err := dev.FromFloat32(ctx, kernels.F32, all, kernels.Shape{1, heads, 1, f.dim})
 	if err == nil {
-		if f.byHead == nil {
-			f.byHead = map[int]kernels.Tensor{}
-		}
 		f.byHead[heads] = x
 	}
 	return x, err
