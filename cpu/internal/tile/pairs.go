@@ -27,11 +27,12 @@ func as[T any](floats []float32) []T {
 // pack leaves the scale to the product.
 func (pairs) pack(p *Products, s *Space, t *Tile) {
 	l, d, rows := p.Layout, p.Layout.pairDim(), as[uint16](s.k)
-	clear(rows[:l.Kernels.Width*d])
-	for r := range t.N {
+	for r, n := 0, 0; r < t.N; r += n {
 		h, i := l.Row(t.H, t.I, r)
-		strided.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, 1)
+		n = min(t.N-r, l.Dims.SeqQ-i) // those of one head
+		strided.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, n)
 	}
+	clear(rows[t.N*d : l.Kernels.Width*d])
 	for lane := 0; lane < l.Kernels.Width; lane += l.Kernels.Lanes {
 		l.Kernels.Turn(as[uint32](t.q)[lane:], l.Kernels.Width, rows[lane*d:], d, d/2)
 	}
