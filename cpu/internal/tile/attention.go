@@ -43,7 +43,6 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 	for n := range tiles {
 		t := &tiles[n]
 		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
-		t.sums.all.reset()
 		a.Scores.FindVisible(t)
 		keys = keys.union(t.Keys)
 		if !t.Keys.Empty() {
@@ -106,7 +105,9 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 		return
 	}
 	if a.Saved == nil {
-		a.leave(s, t, t.sums.at/shardSums != at/shardSums)
+		if last := t.sums.at/shardSums != at/shardSums; last || t.sums.at >= 0 {
+			a.leave(s, t, last)
+		}
 	} else { // another task folds the sums
 		var set *bool
 		t.sums.cur, set = a.saved(t, at)
@@ -119,7 +120,8 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 // leave adds the current sum of t, if there is one, to those before it. With last set no other sum of its shard follows.
 func (a *Attention) leave(s *Space, t *Tile, last bool) {
 	switch u := &t.sums; {
-	case u.at < 0:
+	case u.at < 0: // no key was seen
+		u.all.reset()
 	case u.hasAll:
 		a.Products.Layout.fold(s, &u.all, &u.cur)
 	default:
@@ -144,7 +146,6 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 		}
 		l.add(merged.o, st.o, s.Alpha, s.beta)
 	}
-	st.reset()
 	t.sums.hasAll = false
 }
 
