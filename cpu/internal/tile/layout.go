@@ -125,17 +125,15 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 	return tiles
 }
 
-// square returns the rows of v, which has a row for each query row, of the vector of query rows of t from lane on, if
-// kernels can transpose them in place: Lanes rows of float32 at a constant distance.
-func (l *Layout) square(v *strided.Tensor, t *Tile, lane int) (rows []float32, ld int, ok bool) {
-	if t.N-lane < l.Kernels.Lanes || v.DType != backend.F32 || v.Stride[backend.Dim] != 1 {
-		return nil, 0, false
+// square returns the index in v, which has a row for each query row, and the distance of the rows of the vector of query
+// rows of t from lane on, if they are Lanes rows of adjacent elements at a constant distance, as kernels transpose them.
+func (l *Layout) square(v *strided.Tensor, t *Tile, lane int) (at, ld int, ok bool) {
+	if t.N-lane < l.Kernels.Lanes || v.Stride[backend.Dim] != 1 {
+		return 0, 0, false
 	}
 	h, i := l.Row(t.H, t.I, lane)
-	if ld, ok = l.rowDistance(v, i); ok {
-		rows = v.F32[v.Index(t.Batch, h, i):]
-	}
-	return rows, ld, ok
+	ld, ok = l.rowDistance(v, i)
+	return v.Index(t.Batch, h, i), ld, ok
 }
 
 // rowDistance returns the distance in v, which has a row for each query row, between Lanes

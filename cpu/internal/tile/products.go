@@ -140,13 +140,17 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, 
 
 // writeOutputs writes the outputs o of t, each row times its factor in mul, which covers Width rows.
 func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
-	l, done := p.Layout, 0
-	for x := l.Kernels; !l.RowOutputs && l.Dims.ValueDim == l.DimV && done < t.N; done += x.Lanes {
-		rows, ld, ok := l.square(&p.O, t, done)
-		if !ok {
+	l, x, done := p.Layout, p.Layout.Kernels, 0
+	for at, ld, ok := l.square(&p.O, t, 0); ok && !l.RowOutputs && l.Dims.ValueDim == l.DimV; at, ld, ok = l.square(&p.O, t, done) {
+		if p.O.DType == backend.F32 {
+			Turn(x, p.O.F32[at:], ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
+		} else if ld != l.DimV || p.O.Bits == nil {
 			break
+		} else { // rows next to each other are rounded at once
+			Turn(x, s.Stage, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
+			x.Store(p.O.DType, p.O.Bits[at:], s.Stage[:x.Lanes*ld])
 		}
-		Turn(x, rows, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
+		done += x.Lanes
 	}
 	l.EachRow(s, t, done, o, l.DimV, mul, func(row []float32, h, i int) {
 		p.O.Store(l.Kernels, row[:l.Dims.ValueDim], t.Batch, h, i, 0)

@@ -14,9 +14,10 @@ type rows struct{}
 func (rows) pack(p *Products, s *Space, t *Tile) {
 	l, x := p.Layout, p.Layout.Kernels
 	for lane := 0; lane < x.Width; lane += x.Lanes {
-		rows, ld, ok := l.square(&p.Q, t, lane)
-		if !ok || l.Dims.Dim != l.DimK {
-			rows, ld = s.Stage, l.DimK
+		rows, ld := s.Stage, l.DimK
+		if at, apart, ok := l.square(&p.Q, t, lane); ok && p.Q.DType == backend.F32 && l.Dims.Dim == l.DimK {
+			rows, ld = p.Q.F32[at:], apart
+		} else {
 			n := max(0, min(x.Lanes, t.N-lane))
 			p.loadQueries(rows, t, lane, n)
 			clear(rows[n*ld : x.Lanes*ld])
@@ -47,13 +48,9 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	multiply := func(_ backend.DType, ldv int) { x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, s.Alpha) }
-	if plain && l.ReadV {
-		p.V.Runs(&s.Runs, t.Batch, t.KVHead, lo, hi, lo+BlockKeys, b.end)
-		multiply(vec.F32, p.V.Stride[backend.Seq])
-		return
-	}
-	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys, multiply) // else the values are fewer than the outputs, and checked first
+	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys, func(_ backend.DType, ldv int) { // else the values are fewer than the outputs, and checked first
+		x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+	})
 }
 
 // fetchBias makes the product with keys prefetch the rows of the bias that the next tile of the task reads, unless it
@@ -135,9 +132,9 @@ func (sc *Scores) add(s *Space, t *Tile, lo, n int) {
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		whole := 0
 		if alone && sc.Listed == nil {
-			if from, ld, ok := l.square(term, t, lane); ok && n >= x.Lanes {
+			if at, ld, ok := l.square(term, t, lane); ok && term.DType == backend.F32 && n >= x.Lanes {
 				whole = n / x.Lanes * x.Lanes
-				x.BiasSquares(s.S[lane:], from[lo:], ld, whole/x.Lanes, limit, s.MX[lane:])
+				x.BiasSquares(s.S[lane:], term.F32[at+lo:], ld, whole/x.Lanes, limit, s.MX[lane:])
 			}
 		}
 		if whole == n {
