@@ -92,10 +92,10 @@ type Backend struct {
 	kernels *vec.Kernels
 	leave   func() // ends the use of workers; later calls do nothing
 
-	// Every call holds calls for reading. The first Close locks it for good, which waits for
+	// Every call holds running for reading. The first Close locks it for good, which waits for
 	// the calls inside and refuses others meanwhile.
-	calls sync.RWMutex
-	lock  sync.Once
+	running sync.RWMutex
+	closing sync.Once
 }
 
 var (
@@ -162,7 +162,7 @@ func (be *Backend) Wait(ctx context.Context) error {
 // Close implements backend.Backend. It waits for running calls. With the last backend of
 // the process the goroutines that help its calls end, too.
 func (be *Backend) Close() error {
-	be.lock.Do(be.calls.Lock) // a second Close waits, too
+	be.closing.Do(be.running.Lock) // a second Close waits, too
 	be.leave()
 	return nil
 }

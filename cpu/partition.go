@@ -51,7 +51,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	rows := d.Heads / d.KVHeads * d.SeqQ
 	pairs := tile.Pairs(k, c)
 	decode := rows <= k.Width/2 && !pairs
-	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // else see smallTask
+	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // with fewer keys gatherSmall may do without tiles
 		full := lanes / 2
 		if !strided.RowsInPlace(&c.K, c) || !strided.RowsInPlace(&c.V, c) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
@@ -93,7 +93,7 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 		switch {
 		case v.Left != backend.Unbounded && v.Right != backend.Unbounded:
 			keys = min(keys, v.Left+v.Right+w) // a tile computes w keys only because some of its rows see them
-		case v.Left != v.Right: // about half of them, if the rows are as many
+		case v.Left != v.Right: // one side is bounded, as by a causal mask: about half of them, if the rows are as many
 			keys -= max(0, min(d.SeqQ, keys)-w) / 2
 		}
 		time := float64(rows) * float64(keys)

@@ -109,7 +109,7 @@ func (x *decode) sweep(box cut.Box, chunk int) queue.Sweep {
 	seen := box.Visible(x.c.Visible, n)
 	splits := ceil(seen.Len(cut.Col), n)
 	return queue.Sweep{
-		Box: seen, Chunk: max(chunk/n*n, n), Passes: 1, Last: 1,
+		Box: seen, Chunk: max(chunk/n*n, n), Passes: 1, After: 1,
 		State: uint64(max(rows(seen)*splits, 1)) * uint64(4*x.width),
 	}
 }

@@ -334,7 +334,7 @@ func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, di
 		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained, Table: s.table(nil),
 		Sweep: func(box cut.Box, chunk int) queue.Sweep {
 			seen := narrow(box)
-			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, Last: steps, State: c.State(seen)}
+			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, After: steps, State: c.State(seen)}
 		},
 		Step: func(p queue.Chunk) queue.Step {
 			if p.Pass >= p.Of.Passes {

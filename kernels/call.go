@@ -69,7 +69,7 @@ type subcall struct {
 	backend.Call
 	whole    bool // computes all of the call, as it is
 	sequence int  // the packed sequence, or 0
-	turned   bool // rows are batches, see turn
+	turned   bool // rows are batches, see subcall.turn
 }
 
 // Prepare validates an attention call and returns it. The operands may be [Meta]

@@ -122,7 +122,7 @@ func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {
 		if err := p.makeRoom(g, b, n); err != nil {
 			return err
 		}
-		a.write(b, n, p.size, g)
+		a.planWrites(b, n, p.size, g)
 		g.n += n
 	}
 	return nil
@@ -151,8 +151,8 @@ func (p *pool) makeRoom(g *placement, b, n int) error {
 	return nil
 }
 
-// makeRoomInPages makes room for n tokens of sequence b: pages before the window are
-// dropped, a shared last page is replaced by a copy, and pages are added.
+// makeRoomInPages plans room for n tokens of sequence b: pages before the window leave, a copy takes the place
+// of a shared last page, and pages are added.
 func (p *pool) makeRoomInPages(g *placement, b, n int) error {
 	a, size := &p.next, p.size
 	if w := p.config.Window; w > 0 {
@@ -199,9 +199,9 @@ func (p *pool) sharesLast(pages []int32) bool {
 	return left > 1
 }
 
-// write adds the writes of n rows of sequence b after those in use. Sequences that write to the same rows of consecutive
+// planWrites adds the writes of n rows of sequence b after those in use. Sequences that write to the same rows of consecutive
 // pages are written together, as all sequences of a Cache are when they are equally long.
-func (a *appendPlan) write(b, n, size int, g *placement) {
+func (a *appendPlan) planWrites(b, n, size int, g *placement) {
 	at := g.used()
 	for from := 0; from < n; {
 		w := write{page: g.pages[at/size], b: b, batch: 1, lo: at % size, from: from, n: min(n-from, size-at%size)}

@@ -193,7 +193,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 			return fmt.Errorf("mask covers the last %d tokens, it must cover the %d rows of q for sequence %d and at most its %d tokens: %w", last, n, b, r.n, kernels.ErrShape)
 		}
 		keys = max(keys, used)
-		from := r.n - n // position of the first row of q
+		from := r.n - n // position of the first row of q; offsets count from the first row in memory, at r.first
 		if from < 0 && !opt.Bidirectional {
 			return fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, kernels.ErrShape)
 		}

@@ -37,8 +37,8 @@ type Job interface {
 	Task(t *Turn, w *Scratch, n int) error
 }
 
-// slice is how long a goroutine holds a core while others wait for it.
-const slice = 5 * time.Millisecond
+// timeSlice is how long a goroutine holds a core while others wait for it.
+const timeSlice = 5 * time.Millisecond
 
 // maxSpins is how often a worker looks for work before it sleeps: 30 to 60 microseconds.
 const maxSpins = 1 << 16
@@ -78,7 +78,7 @@ func (l *list[T]) set(of []T) {
 
 // New returns a pool without users.
 func New() *Pool {
-	p := &Pool{slice: slice}
+	p := &Pool{slice: timeSlice}
 	p.work.L, p.ended.L = &p.mu, &p.mu
 	return p
 }

@@ -306,7 +306,7 @@ func TestUsers(t *testing.T) {
 // which keeps them.
 func TestCloseNextToOpen(t *testing.T) {
 	for range 1000 {
-		p := open(t, 2, slice)
+		p := open(t, 2, timeSlice)
 		must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 2))
 		closed := make(chan struct{})
 		go func() {

@@ -80,7 +80,7 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 	if b.span.Empty() {
 		return
 	}
-	b.span.Lo = b.span.Lo / l.first * l.first
+	b.span.Lo = b.span.Lo / l.keyAlign * l.keyAlign
 	for n := range tiles {
 		t := &tiles[n]
 		if t.here.Empty() {
@@ -92,7 +92,7 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			b.end = min(t.Keys.Hi, c.Keys.Hi)
 			fetched = b.end > j0+BlockKeys
 		}
-		t.here.Lo = t.here.Lo / l.first * l.first
+		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
 		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
 		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || edge
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
@@ -110,7 +110,7 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 		}
 	} else { // another task folds the sums
 		var set *bool
-		t.sums.cur, set = a.saved(t, at)
+		t.sums.cur, set = a.savedState(t, at)
 		*set = true
 	}
 	t.sums.cur.reset()
@@ -149,18 +149,18 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 	t.sums.hasAll = false
 }
 
-// saved returns the state of the sum at of t.
-func (a *Attention) saved(t *Tile, at int) (st state, set *bool) {
+// savedState returns the state of the sum at of t.
+func (a *Attention) savedState(t *Tile, at int) (st state, set *bool) {
 	l := a.Products.Layout
 	n := t.index*l.Sums + at
 	return l.stateIn(a.Saved[n*l.StateFloats:]), &a.Set[n]
 }
 
-// Fold folds the saved sums of t into it, one after another.
+// Fold folds the saved sums of t into it, one after another. The last one stays the current one, which Write folds.
 func (a *Attention) Fold(s *Space, t *Tile) {
 	t.sums.at = -1
 	for at := range a.Products.Layout.Sums {
-		if st, set := a.saved(t, at); *set {
+		if st, set := a.savedState(t, at); *set {
 			a.leave(s, t, t.sums.at/shardSums != at/shardSums)
 			t.sums.cur, t.sums.at = st, at
 		}
@@ -204,9 +204,8 @@ func (a *Attention) complete(s *Space, t *Tile, sinks bool) {
 	}
 }
 
-// sums are the states of the rows of a tile between blocks: cur is the sum over the last
-// SumKeys keys, all that over the keys of its shard before them. merged is the result of the
-// shards before, with O in o and LSE in m, if a call has several.
+// sums are the states of the rows of a tile between blocks: cur is the sum over the last SumKeys keys, all that over the keys
+// of its shard before them. merged is the result of the shards before, with O in o and LSE in m, if a call has several.
 type sums struct {
 	cur, all, merged state
 	at               int  // the index of cur among the sums of a row; before the first -1, which counts to the first shard

@@ -24,7 +24,7 @@ type Layout struct {
 	ReadK, ReadV bool // kernels read keys, values in place; others are converted
 	Pairs        bool // both products multiply pairs of bf16
 	Fixed        bool // queries are integers, as the keys are
-	first        int  // keys of a step begin at a multiple of it
+	keyAlign     int  // keys of a step begin at a multiple of it
 	form         form
 
 	// QueryFloats to pairFloats are the floats of a tile: its packed query rows, its scores, its outputs, the state of one
@@ -52,7 +52,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
 	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
-		ReadK: strided.RowsInPlace(&c.K, c), ReadV: strided.RowsInPlace(&c.V, c), first: 4, form: rows{}}
+		ReadK: strided.RowsInPlace(&c.K, c), ReadV: strided.RowsInPlace(&c.V, c), keyAlign: 4, form: rows{}}
 	if d.SeqQ < k.Width { // tiles span heads
 		group := l.Share * d.SeqQ
 		l.Rows, l.Tiles = min(k.Width, group), CeilDiv(group, k.Width)
@@ -66,11 +66,11 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 		l.form, l.ReadK, l.ReadV = keys{}, strided.KeysInPlace(k, &c.K, c), strided.KeysInPlace(k, &c.V, c)
 		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()
 		if c.Pages != nil {
-			l.first = k.Lanes // groups of keys lie in one page
+			l.keyAlign = k.Lanes // groups of keys lie in one page
 		}
 	} else if l.Pairs = Pairs(k, c); l.Pairs {
 		l.form, l.ReadK, l.ReadV, l.pairFloats = pairs{}, false, false, BlockKeys/2*k.Width+vec.PairSums
-		l.first = vec.PairStep // the sums of PairValues
+		l.keyAlign = vec.PairStep // the sums of PairValues
 	}
 	// The scores have some rows more: squares at the end of gathered keys reach beyond them.
 	l.QueryFloats, l.ScoreFloats, l.OutputFloats = k.Width*l.DimK, (BlockKeys+k.Lanes)*k.Width, k.Width*l.DimV

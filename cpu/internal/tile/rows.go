@@ -29,7 +29,7 @@ func (rows) pack(p *Products, s *Space, t *Tile) {
 func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	p, l, x := &a.Products, a.Products.Layout, a.Products.Layout.Kernels
 	b, cur, lo, hi, ldk := &s.block, &t.sums.cur, t.here.Lo, t.here.Hi, l.DimK
-	n, plain := hi-lo, a.Scores.plain && !t.mayHide
+	n := hi - lo
 	copy(s.MX, cur.m)
 	if l.ReadK {
 		ldk = p.K.Stride[backend.Seq]
@@ -42,7 +42,7 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 		a.Scores.fetchBias(s, t, next)
 	}
 	x.Scores(s.S, s.Runs, ldk, t.q, l.Dims.Dim, s.MX)
-	if !plain {
+	if !a.Scores.plain || t.mayHide {
 		a.Scores.Adjust(s, t, t.here)
 	}
 	fours := CeilDiv(n, 4)

@@ -94,7 +94,7 @@ type Tile struct {
 	Spans         []Span    // the keys that each row sees
 	Keys          Span      // the keys that any row sees
 	Every         Span      // the keys that every row sees
-	here          Span      // the keys of the current block that any row sees
+	here          Span      // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
 	mixed         bool      // the block mask hides some of here from some of the rows
 	mayHide       bool      // a weight of 0 may have to hide a value of here that is not finite
 	q             []float32 // the query rows, times scale

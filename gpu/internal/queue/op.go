@@ -45,7 +45,7 @@ type Sweep struct {
 	Box    cut.Box // narrowed to the columns that it needs
 	Chunk  int     // length of chunks
 	Passes int     // over all chunks
-	Last   int     // more steps that follow, each for the whole box
+	After  int     // more steps that follow, each for the whole box
 	State  uint64  // bytes of state that the steps share; 0 is none
 }
 
@@ -153,7 +153,7 @@ func (op *Op) walk(r *Runner, k *checkpoint, table port.Buffer, f func(p Chunk) 
 				}
 			}
 		}
-		for p.Box = all; p.Pass < p.Of.Passes+p.Of.Last; p.Pass++ {
+		for p.Box = all; p.Pass < p.Of.Passes+p.Of.After; p.Pass++ {
 			if err := f(p); err != nil {
 				return err
 			}

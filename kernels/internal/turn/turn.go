@@ -12,7 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/region"
 )
 
-// Turner turns rows in place of a cache: by the angles of their positions, and into another basis.
+// Turner turns rows for a cache: by the angles of their positions, and into another basis.
 type Turner struct {
 	Dev *kernels.Device
 	// RoPE, unless nil, returns the angles of rows of keys, which have Dim elements.

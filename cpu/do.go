@@ -22,10 +22,10 @@ func (be *Backend) do(ctx context.Context, what string, f func() error) (err err
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !be.calls.TryRLock() {
+	if !be.running.TryRLock() {
 		return backend.ErrClosed
 	}
-	defer be.calls.RUnlock()
+	defer be.running.RUnlock()
 	defer backend.Recover(&err)
 	return f()
 }
