@@ -96,17 +96,7 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 		case v.Left != v.Right: // one side is bounded, as by a causal mask: about half of them, if the rows are as many
 			keys -= max(0, min(d.SeqQ, keys)-w) / 2
 		}
-		time := float64(rows) * float64(keys)
-		// Measured with windows: the shorter a tile's products, the more its other steps count.
-		switch {
-		case x.RowOutputs(): // the softmax fills half of each vector
-			time *= 1.8
-		case w == x.Lanes:
-			time *= 1.2
-		case w == 2*x.Lanes:
-			time *= 1.06
-		}
-		if time <= least {
+		if time := float64(rows) * float64(keys) * x.Slower(); time <= least {
 			best, least = x, time
 		}
 	}

@@ -38,7 +38,7 @@ func tablesAVX512(vnni, vbmi bool, family uint32) *Kernels {
 	if !vnni {
 		x.dots[Fixed] = nil
 	}
-	if family == zen4 {
+	if x.zen4 = family == zen4; x.zen4 {
 		half.tile.scores = half.tile.scores[1:]
 	}
 	x.narrow = []*Kernels{half, narrowAVX512x1(x), narrowAVX512x2(x)}

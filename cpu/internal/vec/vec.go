@@ -61,6 +61,7 @@ type Kernels struct {
 	// 1.5 times as fast there. They were not measured elsewhere.
 	ordered, vbmi *Kernels
 	zen5          bool // ordered and vbmi are used
+	zen4          bool // narrow tiles take little longer, see Slower
 
 	exp2       func(x *float32, vectors int, m float32)
 	softcap    func(x *float32, vectors int, c float32)
@@ -162,6 +163,25 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 		}
 	}
 	return x
+}
+
+// Slower returns how many times as long x takes as the widest table of its tier, for each pair of a row and a key that it
+// computes. It was measured with windows and causal masks: the shorter a tile's products, the more its other steps count.
+// Zen 4, whose units have 256 bits, hides the latency of FMAs with fewer vectors.
+func (x *Kernels) Slower() float64 {
+	one, two := 1.2, 1.06
+	if x.zen4 {
+		one, two = 1.05, 1.025
+	}
+	switch {
+	case x.RowOutputs(): // the softmax fills half of each vector
+		return 1.8
+	case x.Width == x.Lanes:
+		return one
+	case x.Width == 2*x.Lanes:
+		return two
+	}
+	return 1
 }
 
 // RowOutputs reports whether Values has elements as lanes. A vector that the query rows of
