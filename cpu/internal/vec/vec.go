@@ -169,19 +169,14 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 // computes. It was measured with windows and causal masks: the shorter a tile's products, the more its other steps count.
 // Zen 4, whose units have 256 bits, hides the latency of FMAs with fewer vectors.
 func (x *Kernels) Slower() float64 {
-	one, two := 1.2, 1.06
-	if x.zen4 {
-		one, two = 1.05, 1.025
-	}
-	switch {
-	case x.RowOutputs(): // the softmax fills half of each vector
+	if x.RowOutputs() { // the softmax fills half of each vector
 		return 1.8
-	case x.Width == x.Lanes:
-		return one
-	case x.Width == 2*x.Lanes:
-		return two
 	}
-	return 1
+	byVectors := [3]float64{1.2, 1.06, 1}
+	if x.zen4 {
+		byVectors = [3]float64{1.05, 1.025, 1}
+	}
+	return byVectors[min(x.Width/x.Lanes, 3)-1]
 }
 
 // RowOutputs reports whether Values has elements as lanes. A vector that the query rows of
