@@ -1,33 +1,27 @@
-// Package vec is the arithmetic of attention on one core: the inner loops on
-// blocks of Q, K and V that package cpu prepares.
+// Package vec is the arithmetic of attention on one core: the inner loops on blocks of Q, K and V that package cpu prepares.
 //
-// A register tile has query rows as lanes. For a block of keys and values it
-// computes
+// A register tile has query rows as lanes. For a block of keys and values it computes
 //
 //	S[key][lane] = Σ_d K[key][d]·Qᵀ[d][lane]          Scores
 //	P = 2^(S - m),  l = a·l + Σ P,  a = 2^(m_old - m)   Weights
 //	Oᵀ[d][lane] = a·Oᵀ[d][lane] + Σ_key V[key][d]·P     Values
 //
-// K and V are read in place, at any distance between rows. No sum goes across
-// lanes, and only Q and O are transposed. Scores are in units of log2 e: the caller
-// multiplies Q by scale·log2(e) when it packs it. With few query rows, lanes would
-// stay empty; then keys are lanes (Dots, Mix). A tile of 8 rows fills vectors of 16 with
-// pairs of keys for Scores and with elements for Values (RowOutputs). All layouts compute
-// each sum in the same order, so a row has the same bits in each:
+// K and V are read in place, at any distance between rows. No sum goes across lanes, and only Q and O are transposed.
+// Scores are in units of log2 e: the caller multiplies Q by scale·log2(e) when it packs it. With few query rows, lanes
+// would stay empty; then keys are lanes (Dots, Mix). A tile of 8 rows fills vectors of 16 with pairs of keys for Scores
+// and with elements for Values (RowOutputs). All layouts compute each sum in the same order, so a row has the same bits in each:
 //
 //	a score is summed over d upwards from 0, in one chain of FMAs
 //	a block's weights are summed by fours, ((p0+p1)+(p2+p3)), upwards from 0
 //	a block's values are summed over keys upwards from 0, in one chain of FMAs,
 //	then o = a·o + sum in one more
 //
-// [Tiers] lists the tables of kernels that the machine runs: generated assembly (see
-// _generate) for AVX-512F/DQ/VL, for AVX2 with FMA and F16C and for NEON, and blas32.Gemm
-// with plain Go everywhere. The tests compare each with a twin in plain Go, within the
-// errors that the methods state. NEON has only run on an emulator.
+// [Tiers] lists the tables of kernels that the machine runs: generated assembly (see _generate) for AVX-512F/DQ/VL, for
+// AVX2 with FMA and F16C and for NEON, and blas32.Gemm with plain Go everywhere. The tests compare each with a twin in
+// plain Go, within the errors that the methods state. NEON has only run on an emulator.
 //
-// Methods check that their slices are long enough, and do not read or write
-// outside of the operands that they state. Assembly cannot be preempted, so one
-// call of it is limited to some 10 microseconds (see budget).
+// Methods check that their slices are long enough, and do not read or write outside of the operands that they state.
+// Assembly cannot be preempted, so one call of it is limited to some 10 microseconds (see budget).
 package vec
 
 import (
@@ -45,13 +39,11 @@ import (
 type Kernels struct {
 	// Tier is the name: "avx512", "avx2", "neon", "gonum".
 	Tier string
-	// Lanes is the number of float32 in a vector, Width the number of query rows in
-	// a tile, a multiple of Lanes.
+	// Lanes is the number of float32 in a vector, Width the number of query rows in a tile, a multiple of Lanes.
 	Lanes, Width int
-	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
-	// the kernels of the other layout: those of tileKernels, and Transpose. Its Dots and
-	// Mix read F32 only, and its Mix may skip weights of 0 even if their values are not
-	// finite.
+	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks the kernels of the other layout: those of
+	// tileKernels, and Transpose. Its Dots and Mix read F32 only, and its Mix may skip weights of 0 even if their values are
+	// not finite.
 	KeyLanes bool
 
 	tile   tileKernels
@@ -60,8 +52,7 @@ type Kernels struct {
 	// Zen 5 reads them up to 1.5 times as fast. vbmi, which is nil without VBMI, has dots and mix for F8, which are 1.2 to
 	// 1.5 times as fast there. They were not measured elsewhere.
 	ordered, vbmi *Kernels
-	zen5          bool // ordered and vbmi are used
-	zen4          bool // narrow tiles take little longer, see Slower
+	zen5, zen4    bool // ordered and vbmi are used; narrow tiles take little longer, see Slower
 
 	exp2       func(x *float32, vectors int, m float32)
 	softcap    func(x *float32, vectors int, c float32)
