@@ -90,9 +90,9 @@ type Backend interface {
 	// unspecified, and the error is no Interrupted. Resume is ignored.
 	Attention(ctx context.Context, calls ...*Call) error
 
-	// Plan returns how Attention would run c, without running it. Only shapes, strides
+	// Plan returns how Attention would run calls, without running them. Only shapes, strides
 	// and dtypes of the operands matter; they need no memory (see [Meta]).
-	Plan(ctx context.Context, c *Call) (Plan, error)
+	Plan(ctx context.Context, calls ...*Call) (Plan, error)
 
 	// Wait waits for all calls. It returns the first error of a call that had returned, unless another call returned it.
 	Wait(ctx context.Context) error
@@ -231,11 +231,11 @@ func (p Problem) Until(at ScorePoint) Problem {
 // Warmer is implemented by backends that compile code when a call first needs it, which
 // takes longer than most calls.
 type Warmer interface {
-	// Warmup compiles what Attention needs for c and, with weights, what QK and Softmax
-	// need for its weights, and runs nothing. Operands need no memory (see [Meta]).
+	// Warmup compiles what Attention needs for calls and, with weights, what QK and Softmax
+	// need for their weights, and runs nothing. Operands need no memory (see [Meta]).
 	// Calls of other sequence lengths usually need the same code. The errors are those
 	// of the calls.
-	Warmup(ctx context.Context, c *Call, weights bool) error
+	Warmup(ctx context.Context, weights bool, calls ...*Call) error
 	// WarmupBackward compiles what Backward of a [Differentiator] needs for g, in the same way.
 	WarmupBackward(ctx context.Context, g *Gradients) error
 }

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -42,6 +43,37 @@ func NewPlan(c *Call) Plan {
 	}
 	p.Bytes += bytesOf(outputs[:]) + bytesOf(inputs[:])
 	return p
+}
+
+// PlanEach returns the plan of parts that run together, by the plan of each.
+func PlanEach[T any](parts []T, plan func(part T) (Plan, error)) (sum Plan, err error) {
+	var largest int64
+	for i, part := range parts {
+		p, err := plan(part)
+		if err != nil {
+			return p, err
+		}
+		counts := sum
+		if i == 0 || p.Pairs >= largest {
+			largest, sum = p.Pairs, p
+			sum.Add(counts)
+		} else {
+			sum.Add(p)
+		}
+		sum.Bytes = counts.Bytes + p.Bytes
+	}
+	if n := len(parts); n > 1 {
+		sum.Why = fmt.Sprintf("%d calls over slices of the operands, run together; the counts are their sums; the largest: %s", n, sum.Why)
+		sum.Cut = fmt.Sprintf("%d calls; the largest: %s", n, sum.Cut)
+	}
+	return sum, nil
+}
+
+// Add adds the counts of a plan to p, except for Bytes.
+func (p *Plan) Add(other Plan) {
+	p.Pairs, p.FLOPs = p.Pairs+other.Pairs, p.FLOPs+other.FLOPs
+	p.Scratch = max(p.Scratch, other.Scratch) // calls share it
+	p.Streamed, p.Chunks = p.Streamed+other.Streamed, p.Chunks+other.Chunks
 }
 
 // listedBytes returns the bytes of the keys and values of all lists.

@@ -146,8 +146,8 @@ func (f *fake) attention(ctx context.Context, c *backend.Call) error {
 // kept keeps the allocations of a fake call on the heap.
 var kept *[64]byte
 
-func (f *fake) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	p := backend.NewPlan(c)
+func (f *fake) Plan(ctx context.Context, calls ...*backend.Call) (backend.Plan, error) {
+	p := backend.NewPlan(calls[0])
 	p.Backend, p.Path = f.name, "pretended"
 	return p, ctx.Err()
 }
@@ -168,9 +168,9 @@ type roofed struct {
 func (m *roofed) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
 
 // Low precision takes three products of matrices for one.
-func (m *roofed) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	p, err := m.fake.Plan(ctx, c)
-	if c.LowPrecision {
+func (m *roofed) Plan(ctx context.Context, calls ...*backend.Call) (backend.Plan, error) {
+	p, err := m.fake.Plan(ctx, calls...)
+	if calls[0].LowPrecision {
 		p.Matrices = 3
 	}
 	return p, err

@@ -274,20 +274,22 @@ func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 const ShardKeys = tile.ShardKeys
 
 // Plan implements backend.Backend.
-func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
+func (be *Backend) Plan(ctx context.Context, calls ...*backend.Call) (backend.Plan, error) {
 	return result(ctx, be, "plan", func() (backend.Plan, error) {
-		p := be.newPlan(backend.NewPlan(c))
-		if !c.Lists.IsZero() {
-			var err error
-			if c, err = c.FillLists(); err != nil {
-				return p, err
+		return backend.PlanEach(calls, func(c *backend.Call) (backend.Plan, error) {
+			p := be.newPlan(backend.NewPlan(c))
+			if !c.Lists.IsZero() {
+				var err error
+				if c, err = c.FillLists(); err != nil {
+					return p, err
+				}
 			}
-		}
-		x := newPartition(be.kernels, c, be.threads())
-		x.gatherSmall(c, be.threads())
-		p.Path, p.Why = x.explain(c)
-		p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
-		return p, c.GoMod(false)
+			x := newPartition(be.kernels, c, be.threads())
+			x.gatherSmall(c, be.threads())
+			p.Path, p.Why = x.explain(c)
+			p.Cut, p.Scratch, p.Chunks = x.String(), x.scratchBytes(), x.tasks
+			return p, c.GoMod(false)
+		})
 	})
 }
 

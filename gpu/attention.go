@@ -28,10 +28,12 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 			}
 		}
 		of := func(i int) operands { return operandsOf(calls[i]) }
-		return b.do(ctx, w, len(calls), of, len(calls), func(i int) ([]*queue.Op, error) {
-			x, err := b.route(calls[i])
-			if err == nil && x.given == nil && !calls[i].Lists.IsZero() {
-				x, err = b.download(ctx, calls[i])
+		units := b.units(calls)
+		return b.do(ctx, w, len(calls), of, len(units), func(i int) ([]*queue.Op, error) {
+			c := units[i].c
+			x, err := b.route(units[i])
+			if err == nil && x.given == nil && !c.Lists.IsZero() {
+				x, err = b.download(ctx, c)
 			}
 			if err != nil {
 				return nil, err
@@ -60,7 +62,7 @@ func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err e
 	if err != nil {
 		return x, err
 	}
-	return b.route(c)
+	return b.route(unit{c: c})
 }
 
 // ops returns the operations of a route: one, or one for each slice of V's columns. It measures the variants of the kernel first
@@ -89,9 +91,13 @@ type route struct {
 	ranges []byte
 }
 
-// route returns the route of c. Without Lists in its call, kernels cannot look keys up.
-func (b *Backend) route(c *backend.Call) (x route, err error) {
-	x.c = c
+// route returns the route of a call, or of several that run as one. Without Lists in its call, kernels cannot look keys up.
+func (b *Backend) route(u unit) (x route, err error) {
+	c := u.c
+	if x.c = c; u.path != nil {
+		x.parts = []path{u.path}
+		return x, nil
+	}
 	if !c.Lists.IsZero() {
 		if x.c, err = c.FillLists(); err == nil {
 			err = b.headsAsRows(x.c)
@@ -168,11 +174,25 @@ func (b *Backend) path(c *backend.Call) (path, error) {
 			return x, nil
 		}
 	}
-	x, whyNot, err := b.newMatrix(c, b.matrices.Kernel)
+	return b.prefillOf(c, nil)
+}
+
+// prefillOf returns the prefill path for c, on matrix units where they take it. Its batches may be packed.
+func (b *Backend) prefillOf(c *backend.Call, p *packed) (*prefill, error) {
+	a, err := b.newAttention(c)
+	if err != nil {
+		return nil, err
+	}
+	if p != nil {
+		if err := a.pack(p); err != nil {
+			return nil, err
+		}
+	}
+	x, whyNot, err := a.matrix(b.matrices.Kernel)
 	if err != nil || whyNot == "" {
 		return x, err
 	}
-	if x, err = b.newPrefill(c, b.choose); err == nil { // its error covers what all paths lack
+	if x, err = a.prefill(b.choose); err == nil { // its error covers what all paths lack
 		x.noMatrix = whyNot
 	}
 	return x, err
@@ -190,7 +210,7 @@ func (b *Backend) tuned(ctx context.Context, x path) (path, error) {
 	if err := b.tuner.FirstUse(ctx, tuneRunner{b.dev, b}, a.shape()); err != nil {
 		return nil, err
 	}
-	return b.newPrefill(a.c, b.choose)
+	return b.prefillOf(a.c, a.packed)
 }
 
 // listOps is the approximate cost of a key of a list, with its memory accesses.
@@ -256,21 +276,25 @@ func ranges(c *backend.Call) []byte {
 	return data
 }
 
-// Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
+// Warmup compiles the pipelines that Attention needs for calls and, with weights, those of QK and
 // Softmax, by a rehearsal of the calls. Stages of other shapes may need other pipelines: keys
 // that are no multiple of 4, much longer rows, or many more of them. It returns
 // backend.ErrUnsupported when the device does not accept a kernel.
-func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
+func (b *Backend) Warmup(ctx context.Context, weights bool, calls ...*backend.Call) error {
 	return b.within(ctx, "warmup", func() error {
-		x, err := b.route(c)
-		if err != nil {
-			return err
+		var all []*queue.Op
+		for _, u := range b.units(calls) {
+			x, err := b.route(u)
+			if err != nil {
+				return err
+			}
+			ops, err := b.ops(ctx, x, true)
+			if err != nil {
+				return err
+			}
+			all = append(all, ops...)
 		}
-		ops, err := b.ops(ctx, x, true)
-		if err != nil {
-			return err
-		}
-		if weights {
+		for _, c := range calls[:when(weights, len(calls))] {
 			w, err := weightsOf(c)
 			if err != nil {
 				return err
@@ -283,9 +307,9 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) err
 			if err != nil {
 				return err
 			}
-			ops = append(ops, qk, softmax)
+			all = append(all, qk, softmax)
 		}
-		return b.dev.Warmup(ctx, ops...)
+		return b.dev.Warmup(ctx, all...)
 	})
 }
 
@@ -295,42 +319,51 @@ func weightsOf(c *backend.Call) (backend.Tensor, error) {
 	return backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 }
 
-// Plan describes how Attention would run c.
-func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	return resultWithin(ctx, b, "plan", func() (backend.Plan, error) {
-		p := backend.NewPlan(c)
-		p.Backend, p.Limits = b.info.Name, b.info.Limits
-		way, err := b.route(c)
+// Plan describes how Attention would run calls.
+func (b *Backend) Plan(ctx context.Context, calls ...*backend.Call) (backend.Plan, error) {
+	return resultWithin(ctx, b, "plan", func() (backend.Plan, error) { return backend.PlanEach(b.units(calls), b.plan) })
+}
+
+// plan returns the plan of calls that run as one.
+func (b *Backend) plan(u unit) (backend.Plan, error) {
+	p, err := backend.PlanEach(u.calls, func(c *backend.Call) (backend.Plan, error) { return backend.NewPlan(c), nil }) // their counts
+	if err != nil {
+		return p, err
+	}
+	p.Backend, p.Limits = b.info.Name, b.info.Limits
+	way, err := b.route(u)
+	if err != nil {
+		return p, err
+	}
+	for _, x := range way.parts {
+		op := way.op(x, true)
+		e, err := b.count(&p, op)
 		if err != nil {
 			return p, err
 		}
-		for _, x := range way.parts {
-			op := way.op(x, true)
-			e, err := b.count(&p, op)
-			if err != nil {
-				return p, err
-			}
-			x.describe(&p, e)
-			if op.Cutter.Room > 0 {
-				var names []string
-				for _, o := range op.Cutter.Operands {
-					if o.OnHost {
-						names = append(names, o.Name)
-					}
+		x.describe(&p, e)
+		if op.Cutter.Room > 0 {
+			var names []string
+			for _, o := range op.Cutter.Operands {
+				if o.OnHost {
+					names = append(names, o.Name)
 				}
-				p.Path = "streamed " + p.Path
-				p.Why += fmt.Sprintf("; %s stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
-					strings.Join(names, ", "), op.Cutter.Room>>10)
 			}
+			p.Path = "streamed " + p.Path
+			p.Why += fmt.Sprintf("; %s stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
+				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
-		if !c.Lists.IsZero() && way.given == nil {
-			p.Why += "; the lists of keys are downloaded first, which waits for the device"
-		}
-		if n := len(way.parts); n > 1 {
-			p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], n)
-		}
-		return p, nil
-	})
+	}
+	if !u.c.Lists.IsZero() && way.given == nil {
+		p.Why += "; the lists of keys are downloaded first, which waits for the device"
+	}
+	if n := len(way.parts); n > 1 {
+		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", u.c.V.Shape()[backend.Dim], n)
+	}
+	if n := len(u.calls); n > 1 {
+		p.Why += fmt.Sprintf("; %d sequences, or segments, run as one call", n)
+	}
+	return p, nil
 }
 
 // count adds what op takes to a plan, and returns its extent.

@@ -281,7 +281,7 @@ func loseFor(t *testing.T, call string) {
 		"PV":        func() error { return b.PV(ctx, c.O, s, c.V) },
 		"Project":   func() error { return b.Project(ctx, c.O, s, c.V, backend.Tensor{}) },
 		"Merge":     func() error { return b.Merge(ctx, c.O, c.LSE, c.Q, s) },
-		"Warmup":    func() error { return b.Warmup(ctx, c, false) },
+		"Warmup":    func() error { return b.Warmup(ctx, false, c) },
 		"Backward":  func() error { return b.Backward(ctx, &backend.Gradients{Call: *c, DO: c.Q, DQ: s}) },
 		"Plan":      func() error { _, err := b.Plan(t.Context(), c); return err },
 		"PeakFLOPS": func() error { _, err := b.PeakFLOPS(ctx); return err },

@@ -328,7 +328,7 @@ func TestSlowCompiler(t *testing.T) {
 		attention := func(ctx context.Context) error { return b.Attention(ctx, c) }
 		for i, run := range []func(context.Context) error{
 			attention, attention, // one starts the compilation, the other finds it started
-			func(ctx context.Context) error { return b.Warmup(ctx, c, false) },
+			func(ctx context.Context) error { return b.Warmup(ctx, false, c) },
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			began := time.Now()

@@ -100,14 +100,15 @@ func (d oneCommand) Submit(commands []port.Command, timed bool) (port.Ticket, er
 }
 
 // TestOperationsOfManySequences counts the dispatches of many sequences of unequal lengths: a step of decoding has one for the splits
-// of all, and one for their merges. Packed sequences have theirs each, and a call of many makes the operations of one submission at a
-// time: by the memory of the host at each submission, and by the operations that a cancelled call has made.
+// of all, and one for their merges. So have packed sequences, and segments. Dropout depends on the number of a sequence, so that each
+// has dispatches of its own. A call of many such makes the operations of one submission at a time: by the memory of the host at each submission, and by the operations that a cancelled call has made.
 func TestOperationsOfManySequences(t *testing.T) {
 	for _, x := range []struct {
 		name            string
 		sequences, rows int
 		windowed, paged bool
-		packed          bool
+		packed, odd     bool // odd: of unequal numbers of rows
+		segments        bool
 		want            int
 	}{
 		{name: "32 decoded", sequences: 32, rows: 1, want: 2},
@@ -118,7 +119,12 @@ func TestOperationsOfManySequences(t *testing.T) {
 		{name: "64 decoded from pages with a window", sequences: 64, rows: 1, windowed: true, paged: true, want: 2},
 		{name: "64 prompts", sequences: 64, rows: 40, want: 1},
 		{name: "64 prompts with a window", sequences: 64, rows: 40, windowed: true, want: 1},
-		{name: "64 packed prompts", sequences: 64, rows: 40, packed: true, want: 64},
+		{name: "64 packed prompts", sequences: 64, rows: 40, packed: true, want: 1},
+		{name: "200 packed prompts", sequences: 200, rows: 40, packed: true, odd: true, want: 1},
+		{name: "200 packed prompts with a window", sequences: 200, rows: 40, packed: true, odd: true, windowed: true, want: 1},
+		{name: "64 packed prompts from pages", sequences: 64, rows: 40, packed: true, odd: true, paged: true, want: 1},
+		{name: "64 packed tokens from pages", sequences: 64, rows: 1, packed: true, paged: true, want: 2},
+		{name: "32 segments", sequences: 32, rows: 40, segments: true, want: 1},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			b, d := simulate(t, Options{Budget: emitBudget}, func() time.Duration { return 0 })
@@ -142,13 +148,22 @@ func TestOperationsOfManySequences(t *testing.T) {
 					opt.Pages.Table = append(opt.Pages.Table, []int32{p, p + 1, p + 2, p + 3})
 				}
 			}
-			if x.packed {
-				opt = kernels.Options{Causal: true, CuQ: make([]int, x.sequences+1)}
+			if x.packed || x.segments {
+				cu, segments := make([]int, x.sequences+1), []int32(nil)
 				for i := range x.sequences {
-					opt.CuQ[i+1] = opt.CuQ[i] + x.rows - i%8
+					cu[i+1] = cu[i] + x.rows
+					if x.odd {
+						cu[i+1] -= i % 8
+					}
+					segments = append(segments, slices.Repeat([]int32{int32(i)}, x.rows)...)
 				}
-				q[backend.Batch], q[backend.Seq] = 1, opt.CuQ[x.sequences]
-				k = q
+				q[backend.Batch], q[backend.Seq] = 1, cu[x.sequences]
+				if opt.CuQ = cu; !x.paged {
+					k, opt.KLen, opt.Offset = q, nil, nil
+				}
+				if x.segments {
+					opt.CuQ, opt.QSegments = nil, [][]int32{segments}
+				}
 			}
 			kv := alloc(t, b, backend.F16, k)
 			call := prepare(t, b, alloc(t, b, backend.F16, q), kv, kv, opt)
@@ -172,7 +187,7 @@ func TestOperationsOfManySequences(t *testing.T) {
 	}
 	x := upload(t, b, host(t, backend.Shape{1, 1, rows * sequences, 8}, wave))
 	out := kernels.Result{O: alloc(t, b, backend.F32, x.Shape())}
-	call := prepare(t, b, x, x, x, kernels.Options{CuQ: cu})
+	call := prepare(t, b, x, x, x, kernels.Options{CuQ: cu, Dropout: kernels.Dropout{P: 0.1}})
 	check(t, call.RunInto(t.Context(), out)) // compiles, and leaves slices that later calls use
 	if made != sequences {
 		t.Fatalf("%d operations for %d sequences", made, sequences)
@@ -193,9 +208,9 @@ func TestOperationsOfManySequences(t *testing.T) {
 		}
 	})
 	check(t, call.RunInto(t.Context(), out))
-	// The list of pinned operands, one output and three inputs of a sequence in lists that grow by less than twice, and up to 8 KiB
-	// for an operation, its dispatch and its parameters.
-	bound := sequences*int(unsafe.Sizeof(backend.Pinned{})+2*(unsafe.Sizeof(queue.Output{})+3*unsafe.Sizeof(dev))) + most*8<<10
+	// The list of pinned operands; one unit, one output and three inputs of a sequence in lists that grow by less than twice; and up
+	// to 8 KiB for an operation, its dispatch and its parameters.
+	bound := sequences*int(unsafe.Sizeof(backend.Pinned{})+2*(unsafe.Sizeof(unit{})+unsafe.Sizeof(queue.Output{})+3*unsafe.Sizeof(dev))) + most*8<<10
 	t.Logf("%d submissions, %d bytes of the host, %d are allowed", submitted, held, bound)
 	if submitted < sequences/most || held > bound {
 		t.Errorf("%d submissions, %d bytes of the host, %d are allowed", submitted, held, bound)

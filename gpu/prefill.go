@@ -40,6 +40,11 @@ func (b *Backend) newPrefill(c *backend.Call, choose chooser) (*prefill, error) 
 	if err != nil {
 		return nil, err
 	}
+	return a.prefill(choose)
+}
+
+// prefill returns a with the variant that choose picks.
+func (a *attention) prefill(choose chooser) (_ *prefill, err error) {
 	x := &prefill{attention: a}
 	whyNot, err := x.flash(choose)
 	if err == nil && whyNot != "" {
@@ -69,7 +74,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	}
 	kernel := s.Kernel(v)
 	kernel.Both, kernel.Paged, kernel.Low = x.both, x.HasTable(), x.c.WeightType() != backend.F32
-	kernel.Listed = x.listed()
+	kernel.Listed, kernel.Packed = x.listed(), x.packed != nil
 	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
 	x.kernel, x.rows, x.keys = x.modded(kernel, false), v.Rows(), v.Keys
 	x.cutter.StateAbove = v.Split
@@ -187,19 +192,19 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	}
 	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, %s, %s; %s",
 		x.why, x.rows, x.storage(), arithmetic, x.b.exponentials, x.b.dev.Pacing(x.kernel))
-	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d chunks of up to %d keys, key tiles of %d",
-		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Chunks, e.MaxChunk, x.keys)
+	batches := "batches"
+	if x.packed != nil {
+		batches = "packed sequences"
+	}
+	p.Cut = fmt.Sprintf("%d %s x %d heads x %d query blocks of %d; %d chunks of up to %d keys, key tiles of %d",
+		x.d.Batch, batches, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Chunks, e.MaxChunk, x.keys)
 }
 
-// newMatrix returns c with the kernel on matrix units that choose picks, or the reason why it cannot run there.
-func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) (shaders.Matrix, string)) (x *prefill, whyNot string, err error) {
-	t := c.V.DType()
+// matrix returns a with the kernel on matrix units that choose picks, or the reason why it cannot run there.
+func (a *attention) matrix(choose func(s tune.Shape, dim int) (shaders.Matrix, string)) (x *prefill, whyNot string, err error) {
+	c, t := a.c, a.c.V.DType()
 	if !c.LowPrecision || t.Quantised() || c.Q.DType() != t || c.K.DType() != t {
 		return nil, "products on matrix units need LowPrecision, with q, k and v of one type: f16, bf16 or f32", nil
-	}
-	a, err := b.newAttention(c)
-	if err != nil {
-		return nil, "", err
 	}
 	k, whyNot := choose(a.shape(), a.d.Dim)
 	if whyNot != "" {
@@ -210,7 +215,7 @@ func (b *Backend) newMatrix(c *backend.Call, choose func(s tune.Shape, dim int) 
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return nil, "", err
 	}
-	k.Both, k.Paged, k.Listed, k.Paired = x.both, x.HasTable(), x.listed(), x.kinds != tune.Pairs{}
+	k.Both, k.Paged, k.Listed, k.Packed, k.Paired = x.both, x.HasTable(), x.listed(), x.packed != nil, x.kinds != tune.Pairs{}
 	x.kernel, x.rows, x.keys = x.modded(k, false), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
 	made := shaders.Describe(k).Constants

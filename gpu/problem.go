@@ -23,7 +23,9 @@ type attention struct {
 	scoreOptions
 	cutter *cut.Cutter
 	each   float64 // operations for one row and one key
-	table  []byte  // of pages, nil when kernels do not look pages up
+	table  []byte  // of pages and packed batches, nil when kernels look none up
+	*packed
+	packedAt int // of them in the table
 }
 
 // base implements path.
@@ -56,7 +58,7 @@ func (a *attention) newCutter(buffers int) error {
 	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
 	a.limit(a.cutter)
 	most := queue.MaxWindow(a.b.dev.Limits)
-	for bound := buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
+	for bound := a.packed != nil || buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
 		a.Collect(bound)
 		if !a.c.Lists.IsZero() {
 			if !a.HasTable() || a.tableBytes() > most {
@@ -67,6 +69,9 @@ func (a *attention) newCutter(buffers int) error {
 		var pages []byte
 		if a.HasTable() || a.listed() {
 			pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
+		}
+		if a.packedAt = len(pages) / 4; a.packed != nil {
+			pages, _ = binary.Append(pages, binary.LittleEndian, a.batches) // they have a size
 		}
 		a.table = a.scoreOptions.table(pages)
 		switch {
@@ -100,19 +105,22 @@ func (a *attention) check(k shaders.Variant) error {
 // sets where the pages of the chunk's batches are, and returns the window of their table.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
 	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
-	if !a.HasTable() && !a.listed() {
-		return mask, bias, more
-	}
-	size, width := a.Pages.Size, a.Pages.Width
-	w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
-	if size&(size-1) == 0 {
-		w.PageBits = bits.TrailingZeros(uint(size))
+	lookUp := a.HasTable() || a.listed()
+	if lookUp {
+		size, width := a.Pages.Size, a.Pages.Width
+		w.Page, w.Pages, w.TableAt, w.PageBits = size, width, a.Pages.At(p.Lo[cut.Batch]), 32
+		if size&(size-1) == 0 {
+			w.PageBits = bits.TrailingZeros(uint(size))
+		}
 	}
 	if !a.c.Lists.IsZero() {
 		w.Flags |= shaders.HasCounts
-		w.CountsAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
+		w.BatchAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
 	}
-	if a.values != shaders.InTable {
+	if a.packed != nil {
+		w.BatchAt, mask = a.packedAt+binary.Size(packedBatch{})/4*p.Lo[cut.Batch], p.Table
+	}
+	if lookUp && a.packed == nil && a.values != shaders.InTable {
 		more = append(more, p.Table)
 	}
 	return mask, bias, more

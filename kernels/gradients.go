@@ -284,7 +284,7 @@ func (c *Call) PlanBackward(ctx context.Context, want Gradients) (_ Plan, err er
 	err = c.rehearseBackward(ctx, want, func(diff backend.Differentiator, g *backend.Gradients) error {
 		p, err := diff.PlanBackward(ctx, g)
 		p.Bytes += sum.Bytes
-		addPlan(&p, sum)
+		p.Add(sum)
 		sum = p
 		return err
 	})

@@ -14,12 +14,7 @@ import (
 func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
 	err = c.rehearse(ctx, func(be backend.Backend, out Result) (err error) {
-		var p backend.Plan
-		if len(c.calls) == 1 {
-			p, err = be.Plan(ctx, c.calls[0])
-		} else {
-			p, err = c.planTogether(ctx, be, out)
-		}
+		p, err := c.plan(ctx, be, out)
 		sum = Plan(p)
 		if w := out.Weights; err == nil && c.opt.Weights && len(c.calls) > 0 {
 			sum.Path += ", QK and Softmax for weights"
@@ -48,44 +43,19 @@ func (c *Call) rehearse(ctx context.Context, f func(be backend.Backend, out Resu
 	return f(be, out)
 }
 
-// planTogether returns the plan of a call that several backend calls compute, or none.
-func (c *Call) planTogether(ctx context.Context, be backend.Backend, out Result) (backend.Plan, error) {
-	sum := backend.NewPlan(c.all(out)) // Bytes are those of the whole operands
-	sum.Pairs, sum.FLOPs = 0, 0
-	parts := c.opt.KeyIndices != nil || c.opt.Pages != nil && c.packed
-	if parts {
-		sum.Bytes = 0 // the parts have those of their lists, or pages
-	}
+// plan returns the plan of the backend calls.
+func (c *Call) plan(ctx context.Context, be backend.Backend, out Result) (p backend.Plan, err error) {
+	whole := backend.NewPlan(c.all(out))
 	if len(c.calls) == 0 {
-		sum.Backend, sum.Path, sum.Why = be.Info().Name, "none", "there are no scores: the output is empty or zeros"
-		return sum, nil
+		whole.Pairs, whole.FLOPs = 0, 0
+		whole.Backend, whole.Path, whole.Why = be.Info().Name, "none", "there are no scores: the output is empty or zeros"
+		return whole, nil
 	}
-	var largest int64
-	for _, call := range c.calls {
-		p, err := be.Plan(ctx, call)
-		if err != nil {
-			return p, err
-		}
-		if p.Pairs >= largest {
-			largest = p.Pairs
-			sum.Path, sum.Why, sum.Cut = p.Path, p.Why, p.Cut
-		}
-		sum.Backend, sum.Limits = p.Backend, p.Limits
-		if parts {
-			sum.Bytes += p.Bytes
-		}
-		addPlan(&sum, p)
+	p, err = be.Plan(ctx, c.calls...)
+	if len(c.calls) > 1 && c.opt.KeyIndices == nil && (c.opt.Pages == nil || !c.packed) { // else the parts have the bytes of their lists, or pages
+		p.Bytes = whole.Bytes
 	}
-	sum.Why = fmt.Sprintf("%d calls over slices of the operands, run together; the counts are their sums; the largest: %s", len(c.calls), sum.Why)
-	sum.Cut = fmt.Sprintf("%d calls; the largest: %s", len(c.calls), sum.Cut)
-	return sum, nil
-}
-
-// addPlan adds the counts of p to sum, except for Bytes.
-func addPlan(sum *backend.Plan, p backend.Plan) {
-	sum.Pairs, sum.FLOPs = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs
-	sum.Scratch = max(sum.Scratch, p.Scratch) // calls share it
-	sum.Streamed, sum.Chunks = sum.Streamed+p.Streamed, sum.Chunks+p.Chunks
+	return p, err
 }
 
 // Warmup compiles what the call needs and runs nothing, so that the first call takes no
@@ -99,11 +69,6 @@ func (c *Call) Warmup(ctx context.Context) (err error) {
 		if !ok {
 			return ctx.Err()
 		}
-		for _, call := range c.calls {
-			if err := w.Warmup(ctx, call, c.opt.Weights); err != nil {
-				return err
-			}
-		}
-		return nil
+		return w.Warmup(ctx, c.opt.Weights, c.calls...)
 	})
 }

@@ -69,7 +69,7 @@ func variants(f func(v Variant, departures int)) {
 	each(6, []Type{F32, BF16, Q8, Q4, F8}, func(on flags, kv Type, n int) {
 		v := flash64.with(pick(on(5), Absent, pick(on(2), Present, Flagged)))
 		v.In, v.KV, v.Paged, v.Both, v.Out16, v.Vec = pick(on(4), F16, F32), kv, on(0), both(on(1), on(0)), on(2), on(3)
-		v.Listed = on(1) && on(2)
+		v.Listed, v.Packed = on(1) && on(2), on(4) && !on(1)
 		v.Full, v.Ahead, v.Low = v.Vec && v.Out16, v.Out16, v.Out16 && kv == BF16
 		f(own(v, v.Out16), n)
 		if v.Ahead = false; n < 2 {
@@ -80,7 +80,7 @@ func variants(f func(v Variant, departures int)) {
 	each(6, []Type{F16, BF16, F32}, func(on flags, of Type, n int) {
 		v := matrix64
 		v.In, v.KV = of, of
-		v.Paged, v.Listed, v.Both, v.Out16, v.Ahead, v.Paired = on(0), on(0) && on(1), both(on(1), on(0)), on(2), on(4), on(1) || on(2)
+		v.Paged, v.Listed, v.Packed, v.Both, v.Out16, v.Ahead, v.Paired = on(0), on(0) && on(1), on(4) && !on(1), both(on(1), on(0)), on(2), on(4), on(1) || on(2)
 		if on(3) {
 			v.Vec = 1 + n/8%2*min(int(of), 1)
 		}

@@ -113,7 +113,7 @@ var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or a
 // next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin at j. Keys and
 // turns after the last are clamped, because steps are loaded ahead.
 fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
-    let key = min(j + turn / VP * STAGED + x / (TX * CV), p.keys - 1u);
+    let key = min(j + turn / VP * STAGED + x / (TX * CV), keys_of(batch) - 1u);
     return stored_v(v_row(v_at, batch, key), 4u * (turn % VP * (TX * CV) + x % (TX * CV)), p.vdim, p.v.d);
 }
 
@@ -156,11 +156,11 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     var k_loaded: array<vec4<u32>, KN>;
     @unroll for (var n = 0u; n < QN; n++) {
         let x = t + THREADS * n;
-        q_loaded[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
+        q_loaded[n] = stored_q(q_at + min(r0 + x / QD, rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
     }
     @unroll for (var n = 0u; n < KN; n++) {
         let x = t + THREADS * n;
-        k_loaded[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
+        k_loaded[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
     }
     workgroupBarrier();
     @inline stage_rows(value_q, q_loaded);
@@ -179,8 +179,8 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
 @inline fn direct_scores() {
     var q_rows: array<u32, ROWS>;
     var k_rows: array<u32, KT>;
-    @unroll for (var r = 0u; r < ROWS; r++) { q_rows[r] = q_at + min(r0 + ty * ROWS + r, p.rows - 1u) * p.q.s; }
-    @unroll for (var j = 0u; j < KT; j++) { k_rows[j] = k_row(k_at, batch, min(j0 + tx + TX * j, p.keys - 1u)); }
+    @unroll for (var r = 0u; r < ROWS; r++) { q_rows[r] = q_at + min(r0 + ty * ROWS + r, rows - 1u) * p.q.s; }
+    @unroll for (var j = 0u; j < KT; j++) { k_rows[j] = k_row(k_at, batch, min(j0 + tx + TX * j, keys - 1u)); }
     @if(MASKS != 0u) workgroupBarrier(); // of stage_mask
     for (var d = 0u; d < p.dim; d += 4u) {
         var x: array<vec4<f32>, ROWS>;
@@ -208,8 +208,8 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
         @unroll for (var h = 0u; h < RV; h++) { w[h] = a[ty][y * RV + h]; }
         var u: array<vec4<f32>, RV>; // of the second
         @unroll for (var h = 0u; h < RV; h++) { u[h] = a[ty][(y + 1u) * RV + h]; }
-        let first = v_row(v_at, batch, min(j1 + y, p.keys - 1u));
-        let second = v_row(v_at, batch, min(j1 + y + 1u, p.keys - 1u));
+        let first = v_row(v_at, batch, min(j1 + y, keys - 1u));
+        let second = v_row(v_at, batch, min(j1 + y + 1u, keys - 1u));
         @unroll for (var i = 0u; i < CV; i++) {
             let d = 4u * (TX * ($column + i) + tx);
             let x = value_v(stored_v(first, d, p.vdim, p.v.d));
@@ -365,6 +365,7 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     let head = (id % p.batch_heads) % p.heads;
     let batch = (id % p.batch_heads) / p.heads;
     @inline heads(batch, head, kv_head);
+    @if(PACKED == 1u) if (r0 >= rows) { return; }
     let state_at = id * (KEEP * THREADS) + t;
 
     @inline registers(); // of the split

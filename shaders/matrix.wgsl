@@ -107,7 +107,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             let d = 4u * (x % (KEYS / 4u));
             var row_top = 0u;
             @if(IN != 1u) row_top = tops[row];
-            let four = stored_q(q_at + min(r0 + row, p.rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d);
+            let four = stored_q(q_at + min(r0 + row, rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d);
             @unroll for (var part = 0u; part < PARTS; part++) { weights[row / M][(part * M + row % M) * PS + d / 4u] = half_q(four, row_top, part); }
         }
         workgroupBarrier();
@@ -129,7 +129,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
 @each($x $WIDTH $dim: k DEPTH dim, v COLUMNS vdim)
 @inline fn load_$x($to, $j) {
     let at = t + THREADS * n;
-    $to = unit_$x($x_row($x_at, batch, min($j + at / ($WIDTH / UNIT), p.keys - 1u)), UNIT * (at % ($WIDTH / UNIT)), p.$dim, p.$x.d);
+    $to = unit_$x($x_row($x_at, batch, min($j + at / ($WIDTH / UNIT), keys - 1u)), UNIT * (at % ($WIDTH / UNIT)), p.$dim, p.$x.d);
 }
 
 @inline fn stage_k($from) {
@@ -248,7 +248,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             var shown = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
             @if(MOD == 1u) shown = shown & !mod_hides(s[g]);
             @if(PAIRED == 1u) {
-                if (row >= p.rows) { shown = vec4<bool>(false); }
+                if (row >= rows) { shown = vec4<bool>(false); }
                 let w = added(shown, batch, head, row, j0 + c, 1u, biased);
                 shown = w.seen;
                 s[g] = fma(s[g], vec4<f32>(p.unit), w.y * LOG2E);
@@ -307,8 +307,8 @@ var<workgroup> calls: array<atomic<u32>, 8>;
         let safe = select(sum, 1.0, empty);
         inverse[h] = select(1.0 / safe * scale, 0.0, empty);
         let row = r0 + subgroup * M + lane / PER + h * STEP;
-        if ((p.flags & WANT_LSE) != 0u && lane % PER == 0u && row < p.rows) {
-            lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] = select(fma(m[h], LN2, log_acc(safe)), negative_infinity(), empty);
+        if ((p.flags & WANT_LSE) != 0u && lane % PER == 0u && row < rows) {
+            lse[lse_at + row * p.lse.s] = select(fma(m[h], LN2, log_acc(safe)), negative_infinity(), empty);
         }
     }
 }
@@ -332,8 +332,8 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             let row = r0 + x / (KEYS / 2u);
             let y = x % (KEYS / 2u) * 2u;
             let d = c * KEYS + y;
-            if (row < p.rows && d < p.vdim) {
-                let to = p.o.base + batch * p.o.b + head * p.o.h + row * p.o.s + d * p.o.d;
+            if (row < rows && d < p.vdim) {
+                let to = o_at + row * p.o.s + d * p.o.d;
                 let four = scores[x / (KEYS / 2u) / M][x / (KEYS / 2u) % M * SS + y / 4u];
                 let pair = select(four.xy, four.zw, y % 4u != 0u);
                 @if(OUT16 == 0u) {
@@ -383,6 +383,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let head = (id % p.batch_heads) % p.heads;
     let batch = (id % p.batch_heads) / p.heads;
     @inline heads(batch, head, kv_head);
+    @if(PACKED == 1u) if (r0 >= rows) { return; }
 
     let state_at = id * AREA;
 

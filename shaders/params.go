@@ -99,7 +99,7 @@ type AttentionParams struct {
 	ModKey       int
 	Values       int     // of the score mod
 	ValuesAt     int     // position of the first in its binding
-	CountsAt     int     // position of the first batch's count of listed keys in the table
+	BatchAt      int     // position of the first batch's count of listed keys in the table, or of the first packed sequence in mask
 	S            Strides // scores of the softmax stage
 	Q            Strides
 	K            Strides
@@ -171,7 +171,7 @@ func (p *AttentionParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.ModKey))
 	b = put32(b, uint32(p.Values))
 	b = put32(b, uint32(p.ValuesAt))
-	b = put32(b, uint32(p.CountsAt))
+	b = put32(b, uint32(p.BatchAt))
 	b = put32(b, 0)
 	b = p.S.append(b)
 	b = p.Q.append(b)

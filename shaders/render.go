@@ -95,7 +95,7 @@ var (
 func newRenderer(v Variant) *renderer {
 	f, common := sourceOf(v), sources()["common"]
 	r := &renderer{err: cmp.Or(common.err, f.err)}
-	r.Constants = map[string]uint32{"EXP2": 0, "BOTH": 0, "PAGED": 0, "LISTED": 0, "EXTRA": 1, "MOD": 0, "VALUES": 0} // unless v says otherwise
+	r.Constants = map[string]uint32{"EXP2": 0, "BOTH": 0, "PAGED": 0, "LISTED": 0, "PACKED": 0, "EXTRA": 1, "MOD": 0, "VALUES": 0} // unless v says otherwise
 	for _, c := range constantsOf(v) {
 		r.Constants[c.name] = c.value
 	}

@@ -80,6 +80,7 @@ type Flash struct {
 	In, KV Type // of q; of k and v
 	Paged  bool // k and v are pools of pages
 	Listed bool // keys are listed
+	Packed bool // batches are sequences that follow one another
 	Out16  bool // elements of o have 16 bits
 	Vec    bool // q, k and v (unless Q8, Q4 or F8) are contiguous along D, in aligned fours
 	Full   bool // rows of q, k and v fill the stages of 4·QD and the turns; needs Vec
@@ -110,6 +111,7 @@ type Matrix struct {
 	In, KV Type // of q; of k and v, the same: F16, BF16 or F32
 	Paged  bool // k and v are pools of pages
 	Listed bool // keys are listed
+	Packed bool // batches are sequences that follow one another
 	Out16  bool // elements of o have 16 bits
 	Vec    int  // 1: q, k and v are contiguous along D, in aligned fours; 2: in aligned eights, of 16 bits
 	Full   bool // rows of q and k fill Depth, and rows of v Columns; needs Vec

@@ -184,9 +184,9 @@ func (p *poisoned) Scores(ctx context.Context, s backend.Tensor, problem *backen
 	return with(p, func(be backend.Scorer) error { return be.Scores(ctx, s, problem, at) })
 }
 
-func (p *poisoned) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
+func (p *poisoned) Warmup(ctx context.Context, weights bool, calls ...*backend.Call) error {
 	if be, ok := p.Backend.(backend.Warmer); ok {
-		return be.Warmup(ctx, c, weights)
+		return be.Warmup(ctx, weights, calls...)
 	}
 	return ctx.Err()
 }

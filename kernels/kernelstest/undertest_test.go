@@ -98,11 +98,13 @@ func (r refusing) Scores(ctx context.Context, s backend.Tensor, p *backend.Probl
 	return r.Backend.Scores(ctx, s, p, at)
 }
 
-func (r refusing) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	if err := r.refuse(&c.Problem, c.K, c.Pages != nil, c.Listed != nil); err != nil {
-		return backend.Plan{}, err
+func (r refusing) Plan(ctx context.Context, calls ...*backend.Call) (backend.Plan, error) {
+	for _, c := range calls {
+		if err := r.refuse(&c.Problem, c.K, c.Pages != nil, c.Listed != nil); err != nil {
+			return backend.Plan{}, err
+		}
 	}
-	return r.Backend.Plan(ctx, c)
+	return r.Backend.Plan(ctx, calls...)
 }
 
 func (r refusing) Backward(ctx context.Context, g *backend.Gradients) error {

@@ -54,7 +54,7 @@ struct Strides {
     mod_head, mod_row, mod_key: u32,
     values: u32, // of the score mod
     values_at: u32, // position of the first in its binding
-    counts_at: u32, // position of the first batch's count of listed keys in the table
+    batch_at: u32, // position of the first batch's count of listed keys in the table, or of the first packed sequence in mask
     s: Strides, // scores of the softmax stage
     q, k, v, o, lse, mask, bias: Strides,
     blocked: Strides, // of the block mask, in blocks

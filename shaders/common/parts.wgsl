@@ -7,11 +7,13 @@
     let b = id / p.rows / p.heads;
 }
 
-// heads declares the key head of a query head, and where q, k and v begin in both.
+// heads declares the key head of a query head, how many rows and keys the batch has, and where q, k, v, o and lse begin.
 @inline fn heads($batch, $head, $kv_head) {
     let $kv_head = (p.head0 + $head) / p.group - p.head0 / p.group;
-    let q_at = p.q.base + $batch * p.q.b + $head * p.q.h;
-    @each($x: k, v) let $x_batch = select($batch * p.$x.b, 0u, PAGED == 1u);
+    let rows = rows_of($batch);
+    let keys = keys_of($batch);
+    @each($x: q, o, lse) let $x_at = p.$x.base + $batch * p.$x.b + $head * p.$x.h + first_row($batch) * p.$x.s;
+    @each($x: k, v) let $x_batch = select($batch * p.$x.b + first_key($batch) * p.$x.s, 0u, PAGED == 1u);
     @each($x: k, v) let $x_at = p.$x.base + $x_batch + $kv_head * p.$x.h;
 }
 
@@ -20,7 +22,7 @@
 @inline fn visible_keys() {
     let offset = offset_of(batch);
     let i_first = i32(p.row0 + r0) + offset;
-    let i_last = i32(p.row0 + min(r0 + TY * ROWS, p.rows)) - 1 + offset;
+    let i_last = i32(p.row0 + min(r0 + TY * ROWS, rows)) - 1 + offset;
     let cap = key_end(batch, p.all_keys);
     let sees_from = max(i_first + p.lo, 0);
     let sees_to = min(i_last + p.hi, cap);

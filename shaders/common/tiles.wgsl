@@ -162,9 +162,8 @@
         if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
             @unroll for (var r = 0u; r < 4u; r++) {
                 let row = r0 + ty * ROWS + 4u * h + r;
-                if (row < p.rows) {
-                    lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] =
-                        select(fma(m[h][r], LN2, log_acc(safe[r])), negative_infinity(), empty[h][r]);
+                if (row < rows) {
+                    lse[lse_at + row * p.lse.s] = select(fma(m[h][r], LN2, log_acc(safe[r])), negative_infinity(), empty[h][r]);
                 }
             }
         }
@@ -174,7 +173,6 @@
 // write_output writes the output through a, ER rows of a thread at once: neighbouring threads write neighbouring
 // columns.
 @inline fn write_output() {
-    let o_at = p.o.base + batch * p.o.b + head * p.o.h;
     @unroll for (var i = 0u; i < COLS; i++) {
         @unroll for (var y = 0u; y < ROWS / ER; y++) {
             workgroupBarrier();
@@ -188,7 +186,7 @@
                 let c = x % (4u * TX);
                 let e = (x / (4u * TX)) % ER;
                 let row = r0 + (x / (4u * TX * ER)) * ROWS + y * ER + e;
-                if (row < p.rows && 4u * TX * i + c < p.vdim) {
+                if (row < rows && 4u * TX * i + c < p.vdim) {
                     let to = o_at + row * p.o.s + (4u * TX * i + c) * p.o.d;
                     let result = a[x / (4u * TX * ER)][e * TX + c / 4u][c % 4u];
                     @if(OUT16 == 0u) o[to] = bitcast<u32>(result);

@@ -104,7 +104,7 @@ fn only_finite(x: vec4<u32>) -> vec4<u32> {
 @inline fn row_tops() {
     @unroll for (var h = 0u; h < EACH; h++) {
         let line = subgroup * M + lane / PER + h * STEP;
-        let i = q_at + min(r0 + line, p.rows - 1u) * p.q.s;
+        let i = q_at + min(r0 + line, rows - 1u) * p.q.s;
         var most = vec4<u32>(0u);
         for (var d = 0u; d < DEPTH; d += 4u) { most = max(most, magnitude(value_q(stored_q(i, d, p.dim, p.q.d)))); }
         top[h] = clamp(max(max(most.x, most.y), max(most.z, most.w)) >> 23u, 1u, 254u);
@@ -126,7 +126,7 @@ fn only_finite(x: vec4<u32>) -> vec4<u32> {
             for (var r = 0u; r < 4u; r++) {
                 let key = 4u * (lane % PER + g * PER) + r;
                 if (((own >> key) & 1u) != 0u) {
-                    s[g][r] = product_of(q_at + min(row, p.rows - 1u) * p.q.s, k_row(k_at, batch, min(j0 + key, p.keys - 1u)));
+                    s[g][r] = product_of(q_at + min(row, rows - 1u) * p.q.s, k_row(k_at, batch, min(j0 + key, keys - 1u)));
                 }
             }
         }
@@ -163,7 +163,7 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
                     let n = firstTrailingBit(rest);
                     let w = weight_bits(subgroup, line, n);
                     if (w != HIDDEN_BITS >> 16u) {
-                        let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, p.keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
+                        let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
                         var weight = unpack2x16float(w).x;
                         @if(IN == 0u) weight += unpack2x16float(weight_bits(subgroup, M + line, n)).x / 2048.0;
                         y = select(y, y + weight * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));

@@ -29,8 +29,10 @@ func (w *warmer) WarmupBackward(_ context.Context, g *backend.Gradients) error {
 	return w.err
 }
 
-func (w *warmer) Warmup(_ context.Context, c *backend.Call, weights bool) error {
-	w.calls, w.weights = append(w.calls, *c), append(w.weights, weights)
+func (w *warmer) Warmup(_ context.Context, weights bool, calls ...*backend.Call) error {
+	for _, c := range calls {
+		w.calls, w.weights = append(w.calls, *c), append(w.weights, weights)
+	}
 	return w.err
 }
 
