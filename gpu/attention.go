@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/join"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -30,7 +31,7 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 		of := func(i int) operands { return operandsOf(calls[i]) }
 		units := b.units(calls)
 		return b.do(ctx, w, len(calls), of, len(units), func(i int) ([]*queue.Op, error) {
-			c := units[i].c
+			c := units[i].Call
 			x, err := b.route(units[i])
 			if err == nil && x.given == nil && !c.Lists.IsZero() {
 				x, err = b.download(ctx, c)
@@ -62,7 +63,7 @@ func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err e
 	if err != nil {
 		return x, err
 	}
-	return b.route(unit{c: c})
+	return b.route(unit{Unit: join.Unit{Call: c}})
 }
 
 // ops returns the operations of a route: one, or one for each slice of V's columns. It measures the variants of the kernel first
@@ -93,7 +94,7 @@ type route struct {
 
 // route returns the route of a call, or of several that run as one. Without Lists in its call, kernels cannot look keys up.
 func (b *Backend) route(u unit) (x route, err error) {
-	c := u.c
+	c := u.Call
 	if x.c = c; u.path != nil {
 		x.parts = []path{u.path}
 		return x, nil
@@ -178,7 +179,7 @@ func (b *Backend) path(c *backend.Call) (path, error) {
 }
 
 // prefillOf returns the prefill path for c, on matrix units where they take it. Its batches may be packed.
-func (b *Backend) prefillOf(c *backend.Call, p *packed) (*prefill, error) {
+func (b *Backend) prefillOf(c *backend.Call, p *join.Packed) (*prefill, error) {
 	a, err := b.newAttention(c)
 	if err != nil {
 		return nil, err
@@ -326,7 +327,7 @@ func (b *Backend) Plan(ctx context.Context, calls ...*backend.Call) (backend.Pla
 
 // plan returns the plan of calls that run as one.
 func (b *Backend) plan(u unit) (backend.Plan, error) {
-	p, err := backend.PlanEach(u.calls, func(c *backend.Call) (backend.Plan, error) { return backend.NewPlan(c), nil }) // their counts
+	p, err := backend.PlanEach(u.Calls, func(c *backend.Call) (backend.Plan, error) { return backend.NewPlan(c), nil }) // their counts
 	if err != nil {
 		return p, err
 	}
@@ -354,13 +355,13 @@ func (b *Backend) plan(u unit) (backend.Plan, error) {
 				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
 	}
-	if !u.c.Lists.IsZero() && way.given == nil {
+	if !u.Call.Lists.IsZero() && way.given == nil {
 		p.Why += "; the lists of keys are downloaded first, which waits for the device"
 	}
 	if n := len(way.parts); n > 1 {
-		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", u.c.V.Shape()[backend.Dim], n)
+		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", u.Call.V.Shape()[backend.Dim], n)
 	}
-	if n := len(u.calls); n > 1 {
+	if n := len(u.Calls); n > 1 {
 		p.Why += fmt.Sprintf("; %d sequences, or segments, run as one call", n)
 	}
 	return p, nil

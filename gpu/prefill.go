@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/join"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
@@ -224,4 +225,65 @@ func (a *attention) matrix(choose func(s tune.Shape, dim int) (shaders.Matrix, s
 		return nil, whyNot, err
 	}
 	return x, "", x.check(x.kernel)
+}
+
+// unit is a call, or several that run as one, on a path if their batches are packed.
+type unit struct {
+	join.Unit
+	path path
+}
+
+// units returns calls, or several as one. Packed batches must fit a path, and that of one of them: else bits might change.
+func (b *Backend) units(calls []*backend.Call) (all []unit) {
+	for _, x := range join.Units(calls, b.decodes) {
+		if x.Packed == nil {
+			all = append(all, unit{Unit: x})
+			continue
+		}
+		if p := b.packed(x); p != nil {
+			all = append(all, unit{x, p})
+			continue
+		}
+		for _, one := range join.Alone(x.Calls) {
+			all = append(all, unit{Unit: one})
+		}
+	}
+	return all
+}
+
+// packed returns the path of packed batches, or nil.
+func (b *Backend) packed(u join.Unit) path {
+	of, err := b.path(u.Calls[0])
+	one, ok := of.(*prefill)
+	if err != nil || !ok || !one.tiled && one.matrices == "" {
+		return nil
+	}
+	x, err := b.prefillOf(u.Call, u.Packed)
+	if err != nil || x.tiled != one.tiled || x.matrices != one.matrices || x.HasTable() != (u.Call.Pages != nil) {
+		return nil
+	}
+	for _, o := range x.cutter.Operands { // views of them must be windows
+		if _, staged := o.View(x.all(), x.cutter.Align).Buf.(*cut.Staged); staged || o.OnHost || o.Gathered {
+			return nil
+		}
+	}
+	return x
+}
+
+// pack makes the batches of a packed ones. Kernels find their rows, keys and offsets in the table.
+func (a *attention) pack(p *join.Packed) (err error) {
+	a.packed = p
+	for n, o := range [5]*cut.Operand{a.Q, a.O, a.LSE, a.K, a.V} {
+		if n < 3 || a.Pages == nil {
+			o.T, err = cut.Words(p.Whole[n])
+			o.Axes = [4]int{cut.Whole, cut.Head, cut.Whole, cut.Whole}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	problem := a.c.Problem
+	problem.Visible.KLen, problem.Visible.Offsets = nil, nil
+	a.scoreOptions = newScoreOptions(&problem, a.d.Heads, &a.Pairs)
+	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/join"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
@@ -21,11 +22,11 @@ type attention struct {
 	d backend.Dims
 	*cut.Call
 	scoreOptions
-	cutter *cut.Cutter
-	each   float64 // operations for one row and one key
-	table  []byte  // of pages and packed batches, nil when kernels look none up
-	*packed
-	packedAt int // of them in the table
+	cutter   *cut.Cutter
+	each     float64      // operations for one row and one key
+	table    []byte       // of pages and packed batches, nil when kernels look none up
+	packed   *join.Packed // batches, or nil
+	packedAt int          // of them in the table
 }
 
 // base implements path.
@@ -71,7 +72,7 @@ func (a *attention) newCutter(buffers int) error {
 			pages = a.Pages.Bytes(a.K.T.Strides(), a.V.T.Strides())
 		}
 		if a.packedAt = len(pages) / 4; a.packed != nil {
-			pages, _ = binary.Append(pages, binary.LittleEndian, a.batches) // they have a size
+			pages, _ = binary.Append(pages, binary.LittleEndian, a.packed.Batches) // they have a size
 		}
 		a.table = a.scoreOptions.table(pages)
 		switch {
@@ -118,7 +119,7 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 		w.BatchAt = a.Pages.At(a.d.Batch) + p.Lo[cut.Batch]
 	}
 	if a.packed != nil {
-		w.BatchAt, mask = a.packedAt+binary.Size(packedBatch{})/4*p.Lo[cut.Batch], p.Table
+		w.BatchAt, mask = a.packedAt+binary.Size(join.Batch{})/4*p.Lo[cut.Batch], p.Table
 	}
 	if lookUp && a.packed == nil && a.values != shaders.InTable {
 		more = append(more, p.Table)
