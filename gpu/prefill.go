@@ -235,6 +235,9 @@ type unit struct {
 
 // units returns calls, or several as one. Packed batches must fit a path, and that of one of them: else bits might change.
 func (b *Backend) units(calls []*backend.Call) (all []unit) {
+	if len(calls) == 1 {
+		return []unit{{Unit: join.Unit{Calls: calls, Call: calls[0]}}}
+	}
 	for _, x := range join.Units(calls, b.decodes) {
 		if x.Packed == nil {
 			all = append(all, unit{Unit: x})

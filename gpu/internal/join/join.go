@@ -40,9 +40,6 @@ func Alone(calls []*backend.Call) (all []Unit) {
 // Units divides calls into those that run as one. decodes reports whether few rows of a call are decoded, which takes batches with
 // the same number of rows at equal distances.
 func Units(calls []*backend.Call, decodes func(c *backend.Call) bool) (all []Unit) {
-	if len(calls) == 1 {
-		return Alone(calls)
-	}
 	var groups [][]*backend.Call
 	of := map[kind]int{}
 	for i, c := range calls {
