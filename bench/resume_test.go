@@ -41,7 +41,7 @@ func TestResume(t *testing.T) {
 		t.Errorf("the report was shown with %v cases", saved)
 	}
 	var file bytes.Buffer
-	noError(t, first.WriteJSON(&file))
+	must.Do(t, first.WriteJSON(&file))
 	cfg.Measured = nil
 	cfg.Resume = must.Get(report.Read(&file))(t)
 	be.before = nil
@@ -109,7 +109,7 @@ func TestResumeKeepsCases(t *testing.T) {
 			must.Fail(t, "the resumed run", err, kernels.ErrOption, c.want)
 			continue
 		}
-		if noError(t, err); !r.Cases[0].Resumed || !r.Cases[1].Resumed || r.Cases[2].Resumed {
+		if must.Do(t, err); !r.Cases[0].Resumed || !r.Cases[1].Resumed || r.Cases[2].Resumed {
 			t.Errorf("%+v", r.Cases)
 		}
 	}

@@ -51,7 +51,7 @@ func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *report.Report
 func wantText(t *testing.T, write func(io.Writer) error, texts ...string) {
 	t.Helper()
 	var out strings.Builder
-	noError(t, write(&out))
+	must.Do(t, write(&out))
 	for _, want := range texts {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it lacks %q:\n%s", want, &out)
@@ -64,7 +64,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 	cfg := small(16, 32)
 	cfg.Series[0].KVHeads, cfg.Series[0].Causal, cfg.Series[0].Batch = 1, true, 3
 	r := runOn(t, cfg, be)
-	noError(t, r.Err())
+	must.Do(t, r.Err())
 	for i, c := range r.Cases {
 		seq := []int{16, 32}[i]
 		if c.SeqQ != seq || c.SeqK != seq || c.Batch != 3 || c.Heads != 2 || c.KVHeads != 1 || c.Dim != 4 || !c.Causal || c.DType != "f32" ||
@@ -349,9 +349,4 @@ func TestCaseNames(t *testing.T) {
 	if got, want := c.Name(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/low/mask"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	must.Do(t, err)
 }

@@ -127,7 +127,7 @@ func TestBackward(t *testing.T) {
 	wantText(t, r.WriteGoBench, "/variant=backward/f32/b1h2s24d4/kv1/causal/mask")
 	wantText(t, r.WriteJSON, `"variant": "backward"`)
 	var file bytes.Buffer
-	noError(t, r.WriteJSON(&file))
+	must.Do(t, r.WriteJSON(&file))
 	if _, err := report.Read(&file); err != nil {
 		t.Error(err)
 	}

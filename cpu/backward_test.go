@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"sync/atomic"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/tile"
-	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
@@ -39,11 +36,7 @@ func everyGradient(t testing.TB, be *Backend) *backend.Gradients {
 	t.Helper()
 	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 70, 1100, 24, 21
 	g := backwardOf(t, be, withO(t, backend.Call{Q: random(t, 1, backend.Shape{b, h, sq, d}), K: random(t, 2, backend.Shape{b, hkv, sk, d}), V: random(t, 3, backend.Shape{b, hkv, sk, dv}),
-		Problem: backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
-			Visible:  backend.Visibility{Offset: 600, Left: 900, Right: 70, KLen: []int{sk, 650}},
-			Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, vec.NegInf, 0, -3},
-			Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, tile.CeilDiv(sq, 40), tile.CeilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
-			Dropout: backend.Dropout{P: 0.2, Seed: 8}}}))
+		Problem: everyOption(t, b, h, sq, sk, backend.Visibility{Offset: 600, Left: 900, Right: 70, KLen: []int{sk, 650}})}))
 	g.DBias, g.DRelative = alloc(t, backend.Shape{b, h, 1, sk}), alloc(t, backend.Shape{b, 1, 1, sq + sk - 1})
 	g.DSlopes, g.DSinks = alloc(t, backend.Shape{b, h, 1, 1}), alloc(t, backend.Shape{1, h, 1, 1})
 	return g
@@ -164,26 +157,13 @@ func TestBackwardThreads(t *testing.T) {
 	})
 }
 
-// countdown is a context that is cancelled by the nth look at it.
-type countdown struct {
-	context.Context
-	left atomic.Int64
-}
-
-func (c *countdown) Err() error {
-	if c.left.Add(-1) < 0 {
-		return context.Canceled
-	}
-	return nil
-}
-
 // TestBackwardCancel shows that Backward returns the context's error, whichever task notices
 // it first, while others wait for that task.
 func TestBackwardCancel(t *testing.T) {
 	be := open(t, Options{Threads: 3})
 	g := everyGradient(t, be)
 	for looks := int64(0); ; looks = looks*5/4 + 1 {
-		ctx := &countdown{Context: t.Context()}
+		ctx := &countedContext{Context: t.Context()}
 		ctx.left.Store(looks)
 		err := be.Backward(ctx, g)
 		if err == nil {

@@ -45,7 +45,8 @@ func TestCeilingsOfEachTier(t *testing.T) {
 		if rate, err := be.ReadBandwidth(t.Context(), x); err != nil || !(rate > 0) {
 			t.Errorf("tier %s: %g bytes a second, %v", tier, rate, err)
 		}
-		be.Close()
+		must.Do(t, be.Close())
+		must.Fail(t, "after Close", must.Err(be.PeakFLOPS(t.Context())), backend.ErrClosed)
 	}
 }
 

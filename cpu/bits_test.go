@@ -20,11 +20,7 @@ func TestThreads(t *testing.T) {
 func testThreads(t *testing.T, tier string) {
 	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 333, 300, 24, 21
 	q, k, v := random(t, 1, backend.Shape{b, h, sq, d}), random(t, 2, backend.Shape{b, hkv, sk, d}), random(t, 3, backend.Shape{b, hkv, sk, dv})
-	p := backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
-		Visible:  backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}},
-		Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, vec.NegInf, 0, -3},
-		Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, tile.CeilDiv(sq, 40), tile.CeilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
-		Dropout: backend.Dropout{P: 0.2, Seed: 8}}
+	p := everyOption(t, b, h, sq, sk, backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}})
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
 	cos, sin := random(t, 7, backend.Shape{b, h, sq, 9}), random(t, 8, backend.Shape{b, h, sq, 9})
 	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse", "rotated", "dx of a norm", "dw", "dx of a gate", "dgate"}

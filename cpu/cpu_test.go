@@ -184,14 +184,3 @@ func TestCancelMidway(t *testing.T) {
 		}
 	})
 }
-
-// TestPeakFLOPS shows that attention's ceiling can be asked for.
-func TestPeakFLOPS(t *testing.T) {
-	be := open(t, Options{Threads: 1})
-	got, err := be.PeakFLOPS(t.Context())
-	if err != nil || !(got > 0) {
-		t.Errorf("%g FLOPS, error %v", got, err)
-	}
-	must.Do(t, be.Close())
-	must.Fail(t, "after Close", must.Err(be.PeakFLOPS(t.Context())), backend.ErrClosed)
-}

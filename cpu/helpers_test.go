@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/strided"
+	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -120,6 +121,15 @@ func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: o,
 		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()},
 	}
+}
+
+// everyOption returns a problem of 4 heads with most options.
+func everyOption(t testing.TB, b, h, sq, sk int, visible backend.Visibility) backend.Problem {
+	t.Helper()
+	return backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}), Visible: visible,
+		Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, vec.NegInf, 0, -3},
+		Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, tile.CeilDiv(sq, 40), tile.CeilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
+		Dropout: backend.Dropout{P: 0.2, Seed: 8}}
 }
 
 // open returns a backend that is closed at the end of the test.

@@ -93,23 +93,29 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestAbsorbed shows that the vector tiers take multi-head latent attention in its
-// absorbed form: heads of 576 over one key head, of which the values are the first 512
-// elements.
-func TestAbsorbed(t *testing.T) {
+// TestWideHeads shows that each tier takes multi-head latent attention in its absorbed form, heads of 576 over
+// one key head, of which the values are the first 512 elements, and head sizes beyond what the caches of a core hold.
+func TestWideHeads(t *testing.T) {
 	skipWithRace(t)
-	for _, sq := range []int{1, 5} {
-		const heads, sk = 16, 260
-		kv := random(t, 2, backend.Shape{1, 1, sk, 576})
-		v := cut(t, kv, backend.Dim, 0, 512)
-		c := backend.Call{Q: random(t, 1, backend.Shape{1, heads, sq, 576}), K: kv, V: v, Problem: backend.Problem{Scale: 0.07, Visible: backend.Visibility{Offset: sk - sq, Left: backend.Unbounded}}}
+	for _, x := range []struct {
+		heads, sq, sk, dim, dv int
+		scale                  float32
+		visible                backend.Visibility
+	}{
+		{16, 1, 260, 576, 512, 0.07, backend.Visibility{Offset: 259, Left: backend.Unbounded}},
+		{16, 5, 260, 576, 512, 0.07, backend.Visibility{Offset: 255, Left: backend.Unbounded}},
+		{2, 1, 300, 1100, 1030, 0.03, backend.Everything()},
+		{2, 70, 300, 1100, 1030, 0.03, backend.Everything()},
+	} {
+		kv := random(t, 2, backend.Shape{1, 1, x.sk, x.dim})
+		c := backend.Call{Q: random(t, 1, backend.Shape{1, x.heads, x.sq, x.dim}), K: kv, V: cut(t, kv, backend.Dim, 0, x.dv), Problem: backend.Problem{Scale: x.scale, Visible: x.visible}}
 		for _, tier := range Tiers() {
-			c.O = alloc(t, backend.Shape{1, heads, sq, 512})
+			c.O = alloc(t, backend.Shape{1, x.heads, x.sq, x.dv})
 			if p, err := open(t, Options{Tier: tier}).Plan(t.Context(), &c); err != nil || !strings.Contains(p.Path, tier) {
 				t.Fatalf("%s: path %q, error %v", tier, p.Path, err)
 			}
 		}
-		compareTiers(t, fmt.Sprintf("%d queries", sq), 2, c)
+		compareTiers(t, fmt.Sprintf("%d queries of %d", x.sq, x.dim), 2, c)
 	}
 }
 

@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -51,16 +50,4 @@ func TestTiers(t *testing.T) {
 	must.Fail(t, "a call on an unknown tier", be.Attention(t.Context(), c), ErrTier, "sse")
 	must.Fail(t, "a plan on an unknown tier", must.Err(be.Plan(t.Context(), c)), ErrTier)
 	must.Do(t, be.Close())
-}
-
-// TestWideHeads shows that head sizes beyond what the caches of a core hold come out
-// right on each tier.
-func TestWideHeads(t *testing.T) {
-	skipWithRace(t)
-	for _, sq := range []int{1, 70} {
-		q, kv := random(t, 1, backend.Shape{1, 2, sq, 1100}), random(t, 2, backend.Shape{1, 1, 300, 1100})
-		v := cut(t, kv, backend.Dim, 0, 1030)
-		c := backend.Call{Q: q, K: kv, V: v, Problem: backend.Problem{Scale: 0.03, Visible: backend.Everything()}}
-		compareTiers(t, fmt.Sprintf("%d queries", sq), 2, c)
-	}
 }

@@ -13,6 +13,24 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
+// normal returns a tensor of normally distributed numbers.
+func normal(t *testing.T, rng *rand.Rand, s Shape) Tensor {
+	data := make([]float32, s.Elements())
+	for i := range data {
+		data[i] = float32(rng.NormFloat64())
+	}
+	return must.Get(HostF32(data, s))(t)
+}
+
+// halves returns segments of n elements: one up to at, and another one.
+func halves(n, at int) [][]int32 {
+	ids := make([]int32, n)
+	for i := at; i < n; i++ {
+		ids[i] = 1
+	}
+	return [][]int32{ids}
+}
+
 // TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the
 // largest of all weights, sorted.
 func TestTopWeightsInChunks(t *testing.T) {
@@ -20,13 +38,7 @@ func TestTopWeightsInChunks(t *testing.T) {
 	defer dev.Close()
 	const b, h, sq, sk, n = 2, 4, 41, 53, 7
 	rng := rand.New(rand.NewPCG(1, 2))
-	tensor := func(s Shape) Tensor {
-		data := make([]float32, s.Elements())
-		for i := range data {
-			data[i] = float32(rng.NormFloat64())
-		}
-		return must.Get(HostF32(data, s))(t)
-	}
+	tensor := func(s Shape) Tensor { return normal(t, rng, s) }
 	bools := func(s Shape) Tensor {
 		data := make([]bool, s.Elements())
 		for i := range data {
@@ -34,18 +46,11 @@ func TestTopWeightsInChunks(t *testing.T) {
 		}
 		return must.Get(HostBool(data, s))(t)
 	}
-	segments := func(n, at int) [][]int32 {
-		ids := make([]int32, n)
-		for i := at; i < n; i++ {
-			ids[i] = 1
-		}
-		return [][]int32{ids}
-	}
 	q, k := tensor(Shape{b, h, sq, 8}), tensor(Shape{b, 2, sk, 8})
 	for name, opt := range map[string]Options{
 		"plain":     {},
 		"causal":    {Causal: true, Prefix: []int{20}, KLen: []int{5, 50}},
-		"segments":  {QSegments: segments(sq, 13), KSegments: segments(sk, 24), BlockMask: bools(Shape{1, h, 6, 7}), BlockSize: 8},
+		"segments":  {QSegments: halves(sq, 13), KSegments: halves(sk, 24), BlockMask: bools(Shape{1, h, 6, 7}), BlockSize: 8},
 		"short":     {Mask: bools(Shape{1, 1, sq, 40}), Bias: tensor(Shape{b, h, 1, sk})},
 		"dropout":   {Dropout: Dropout{P: 0.5, Seed: 4}, ALiBi: []float32{1, 2, 3, 4, 5, 6, 7, 8}},
 		"no weight": {KLen: []int{0, 0}},
@@ -100,13 +105,7 @@ func TestEachWeightRow(t *testing.T) {
 	defer dev.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
 	const batch, heads, kvHeads, dim, seqQ, seqK = 2, 4, 2, 8, rangeRows + 60, 190
-	tensor := func(s Shape) Tensor {
-		data := make([]float32, s.Elements())
-		for i := range data {
-			data[i] = float32(rng.NormFloat64())
-		}
-		return must.Get(dev.FromFloat32(ctx, F32, data, s))(t)
-	}
+	tensor := func(s Shape) Tensor { return normal(t, rng, s) }
 	q := tensor(Shape{batch, heads, seqQ, dim})
 	k := tensor(Shape{batch, kvHeads, seqK, dim})
 	bias := tensor(Shape{batch, 1, seqQ, seqK})
@@ -116,13 +115,6 @@ func TestEachWeightRow(t *testing.T) {
 	}
 	mask := must.Get(HostBool(bools, Shape{1, heads, 1, seqK}))(t)
 	blocks := must.Get(HostBool(bools[:32*19], Shape{1, 1, 32, 19}))(t)
-	halves := func(n, at int) []int32 {
-		ids := make([]int32, n)
-		for i := at; i < n; i++ {
-			ids[i] = 1
-		}
-		return ids
-	}
 	for _, tt := range []struct {
 		name string
 		opt  Options
@@ -139,7 +131,7 @@ func TestEachWeightRow(t *testing.T) {
 		{"rows of each batch at a place of their own", Options{Causal: true, Offset: []int{-30, 20}}},
 		{"slopes of each batch", Options{ALiBi: []float32{.5, .25, .125, .0625, 1, 2, 3, 4}}},
 		{"prefix", Options{Causal: true, Prefix: []int{20, 99}}},
-		{"segments", Options{QSegments: [][]int32{halves(seqQ, 130)}, KSegments: [][]int32{halves(seqK, 80)}}},
+		{"segments", Options{QSegments: halves(seqQ, 130), KSegments: halves(seqK, 80)}},
 		{"dropout", Options{Dropout: Dropout{P: 0.5, Seed: 4}, Causal: true}},
 		{"window and block mask", Options{BlockMask: blocks, BlockSize: 10, Window: &Window{Left: 25, Right: 5}}},
 		{"bias of each batch, softcap, scale", Options{Bias: bias, Softcap: 3, Scale: new(0.7), Causal: true}},

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestDocs checks that each go test command of the pages for readers runs something: its packages
@@ -18,10 +19,8 @@ import (
 // page names by their path in the tree exist.
 func TestDocs(t *testing.T) {
 	root := filepath.Join("..", "..")
-	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	clitest.NoError(t, err)
-	guides, err := filepath.Glob(filepath.Join(root, "docs", "guides", "*.md"))
-	clitest.NoError(t, err)
+	pages := must.Get(filepath.Glob(filepath.Join(root, "docs", "*.md")))(t)
+	guides := must.Get(filepath.Glob(filepath.Join(root, "docs", "guides", "*.md")))(t)
 	pages = append(pages, guides...)
 	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/results/README.md"} {
 		pages = append(pages, filepath.Join(root, name))
@@ -118,8 +117,7 @@ func TestChangelog(t *testing.T) {
 		}
 		var version []int
 		for _, number := range m[1:4] {
-			n, err := strconv.Atoi(number)
-			clitest.NoError(t, err)
+			n := must.Get(strconv.Atoi(number))(t)
 			version = append(version, n)
 		}
 		if later != nil && slices.Compare(version, later) >= 0 {
@@ -140,8 +138,7 @@ func TestAliases(t *testing.T) {
 	if len(found) < 8 {
 		t.Fatalf("only %v", found)
 	}
-	files, err := filepath.Glob("../../backend/*.go")
-	clitest.NoError(t, err)
+	files := must.Get(filepath.Glob("../../backend/*.go"))(t)
 	var declared string
 	for _, file := range files {
 		declared += string(clitest.ReadFile(t, file))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestHeadSizes: heads have any size, and values another one, as README and docs/options.md say. The
@@ -22,8 +23,7 @@ func TestHeadSizes(t *testing.T) {
 				for i := range data {
 					data[i] = float32(rng.NormFloat64())
 				}
-				x, err := dev.FromFloat32(t.Context(), dtype, data, shape)
-				clitest.NoError(t, err)
+				x := must.Get(dev.FromFloat32(t.Context(), dtype, data, shape))(t)
 				return x
 			}
 			// A GPU compiles kernels for each; the conformance suite has 576 and smaller ones.
@@ -41,10 +41,8 @@ func TestHeadSizes(t *testing.T) {
 					}
 					t.Run(fmt.Sprintf("%v %d %d", dtype, size[0], size[1]), func(t *testing.T) {
 						q, k, v := draw(dtype, kernels.Shape{1, 2, 9, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[1]})
-						call, err := dev.Prepare(q, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
-						clitest.NoError(t, err)
-						r, err := call.Run(t.Context())
-						clitest.NoError(t, err)
+						call := must.Get(dev.Prepare(q, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight}))(t)
+						r := must.Get(call.Run(t.Context()))(t)
 						report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 1 << 20})
 						if err != nil || !report.OK() {
 							t.Errorf("%s, %v", report.Worst, err)

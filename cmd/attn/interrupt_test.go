@@ -12,18 +12,13 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // started is the CPU backend. It closes file descriptor 3 when a call begins.
 type started struct{ backend.Backend }
 
-func (started) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
-
-func (started) Open(string) (backend.Backend, error) {
-	be, err := backend.Open("cpu")
-	return started{be}, err
-}
+var startedFamily = clitest.OnCPU(func(be backend.Backend) backend.Backend { return started{be} })
 
 func (s started) Attention(ctx context.Context, calls ...*backend.Call) error {
 	os.NewFile(3, "started").Close()
@@ -40,7 +35,7 @@ func TestInterrupt(t *testing.T) {
 			x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 131072*64), 131072, 64)
 			cmd := clitest.Process("run", "--backend=started", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 			begun, inChild, err := os.Pipe()
-			clitest.NoError(t, err)
+			must.Do(t, err)
 			defer begun.Close()
 			cmd.ExtraFiles = []*os.File{inChild}
 			clitest.Interrupted(t, cmd, sig, func() {

@@ -8,6 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/devices"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var attn, mustRun, mustFail = clitest.Named(program)
@@ -15,7 +16,7 @@ var attn, mustRun, mustFail = clitest.Named(program)
 // TestMain runs the program instead of the tests in processes that tests start.
 func TestMain(m *testing.M) {
 	clitest.Main(m, func() {
-		backend.Register("started", started{})
+		backend.Register("started", startedFamily)
 		main()
 	})
 }
@@ -31,7 +32,7 @@ func TestHelp(t *testing.T) {
 
 // hostile is a family with a device whose texts would erase the screen, turn the direction
 // of the text, and start a line of their own.
-type hostile struct{ started }
+type hostile struct{ clitest.OnCPU }
 
 const hostileText = "evil\x1b[2J\u202e\xff\ngpu: fast"
 
@@ -42,8 +43,8 @@ func (hostile) Devices() ([]backend.Info, error) {
 
 // TestDevicesPlain lists a device with hostile texts.
 func TestDevicesPlain(t *testing.T) {
-	backend.Register("hostile", hostile{})
-	defer backend.Register("hostile", started{})
+	backend.Register("hostile", hostile{startedFamily})
+	defer backend.Register("hostile", startedFamily)
 	const plain = "evil\ufffd[2J\ufffd\ufffd; gpu: fast"
 	out := mustRun(t, "devices")
 	clitest.Contains(t, out, "\nhostile: "+plain+"\n", "  driver  "+plain+"\n")
@@ -56,11 +57,11 @@ func TestDevicesPlain(t *testing.T) {
 // TestDevices lists the families of backends in both forms, including one without a
 // device.
 func TestDevices(t *testing.T) {
-	backend.Register("none", started{})
+	backend.Register("none", startedFamily)
 	out := mustRun(t, "devices")
 	clitest.Contains(t, out, "cpu: ", "  threads", "  provider", "\nnone: none (no usable device)\n", "\nauto: ")
 	var r devices.Report
-	clitest.NoError(t, json.Unmarshal([]byte(mustRun(t, "devices", "--json")), &r))
+	must.Do(t, json.Unmarshal([]byte(mustRun(t, "devices", "--json")), &r))
 	if r.Auto.Name == "" || r.Auto.Why == "" {
 		t.Errorf("auto is %+v", r.Auto)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestOSSFuzz: the build script for OSS-Fuzz has each fuzz target of the tree, and its seeds match
@@ -19,20 +20,18 @@ import (
 func TestOSSFuzz(t *testing.T) {
 	root := filepath.Join("..", "..")
 	var want []string
-	clitest.NoError(t, filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		text := string(clitest.ReadFile(t, path))
 		for _, m := range regexp.MustCompile(`(?m)^func (Fuzz\w+)\(f \*testing\.F\)`).FindAllStringSubmatch(text, -1) {
-			folder, err := filepath.Rel(root, filepath.Dir(path))
-			clitest.NoError(t, err)
+			folder := must.Get(filepath.Rel(root, filepath.Dir(path)))(t)
 			want = append(want, filepath.ToSlash(folder)+" "+m[1])
 			if regexp.MustCompile(`(?m)^package \w+_test$`).MatchString(text) {
 				t.Errorf("%s: %s is in a package of tests", path, m[1])
 			}
-			files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*.go"))
-			clitest.NoError(t, err)
+			files := must.Get(filepath.Glob(filepath.Join(filepath.Dir(path), "*.go")))(t)
 			for _, file := range files {
 				if file != path && strings.Contains(string(clitest.ReadFile(t, file)), m[1]) {
 					t.Errorf("%s contains the name %s of %s", file, m[1], path)

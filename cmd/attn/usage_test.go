@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestExitCodes: wrong usage of any command exits with 2, and files, devices and results that are
@@ -184,8 +185,8 @@ func TestOverwriteInputs(t *testing.T) {
 		clitest.WriteFile(t, dir, "ids.npy", clitest.RawNPY(clitest.Dict("<i4", false, 2), ids))
 		clitest.WriteFile(t, dir, "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
 		clitest.WriteFile(t, dir, "l.txt", []byte("a\nb\n"))
-		clitest.NoError(t, os.Symlink(filepath.Join(dir, "k.npy"), "soft.npy"))
-		clitest.NoError(t, os.Link("v.npy", "hard.npy"))
+		must.Do(t, os.Symlink(filepath.Join(dir, "k.npy"), "soft.npy"))
+		must.Do(t, os.Link("v.npy", "hard.npy"))
 		read := func() map[string]string {
 			all := map[string]string{}
 			for _, name := range clitest.Files(t, dir) {

@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestTrain trains on different numbers of threads: the problem is solved, and all losses have
@@ -48,10 +49,8 @@ func TestTrain(t *testing.T) {
 func TestNeedsAttention(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	m, err := newModel(dev, 1)
-	clitest.NoError(t, err)
-	wv, err := m.weights.Wv.Float32s()
-	clitest.NoError(t, err)
+	m := must.Get(newModel(dev, 1))(t)
+	wv := must.Get(m.weights.Wv.Float32s())(t)
 	list := draw(rand.New(rand.NewPCG(1, 1)), batch)
 	for n := 1; n <= 200; n++ {
 		clear(wv)
@@ -74,9 +73,9 @@ func TestTrainOnGPU(t *testing.T) {
 	defer host.Close()
 	const steps = 10
 	got, _, err := train(t.Context(), dev, 1, steps, io.Discard)
-	clitest.NoError(t, err)
+	must.Do(t, err)
 	want, _, err := train(t.Context(), host, 1, steps, io.Discard)
-	clitest.NoError(t, err)
+	must.Do(t, err)
 	if len(got) != steps || want[steps-1] > want[0]-0.1 {
 		t.Fatalf("%d losses; the loss falls from %v to %v on the CPU", len(got), want[0], want[len(want)-1])
 	}

@@ -99,12 +99,11 @@ func TestCaches(t *testing.T) {
 }
 
 func testCaches(t *testing.T, dev *kernels.Device, steps int) {
-	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	clitest.NoError(t, err)
+	m := must.Get(llama.Load(t.Context(), dev, llama.CheckpointFile))(t)
 	tokens := llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:steps]
 	forward := func(tokens []int, options func(layer int) nn.MultiHeadOptions) []float32 {
 		logits, _, err := m.Forward(t.Context(), [][]int{tokens}, options)
-		clitest.NoError(t, err)
+		must.Do(t, err)
 		return logits[0]
 	}
 	var want [][]float32
@@ -144,16 +143,13 @@ func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 func cachesOf(t *testing.T, dev *kernels.Device, dtype kernels.DType, paged bool) (list []nn.KVCache) {
 	for range llama.Layers {
 		if paged {
-			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})
-			clitest.NoError(t, err)
+			c := must.Get(kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize}))(t)
 			t.Cleanup(c.Release)
-			s, err := c.NewSequence()
-			clitest.NoError(t, err)
+			s := must.Get(c.NewSequence())(t)
 			list = append(list, c.Batch(s))
 			continue
 		}
-		c, err := kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, Capacity: 256})
-		clitest.NoError(t, err)
+		c := must.Get(kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: llama.KVHeads, Dim: llama.HeadDim, DType: dtype, Capacity: 256}))(t)
 		t.Cleanup(c.Release)
 		list = append(list, c)
 	}
@@ -206,7 +202,7 @@ func TestTokenizer(t *testing.T) {
 // TestErrors runs the command with arguments that it refuses.
 func TestErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	clitest.NoError(t, os.WriteFile(file, nil, 0o644))
+	must.Do(t, os.WriteFile(file, nil, 0o644))
 	long := strings.Repeat("東", 200)
 	for _, c := range []struct {
 		args []string
@@ -278,11 +274,10 @@ func TestHeatmap(t *testing.T) {
 		clitest.Contains(t, string(page), fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little")
 	}
 	dev := clitest.Open(t, "cpu")
-	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	clitest.NoError(t, err)
+	m := must.Get(llama.Load(t.Context(), dev, llama.CheckpointFile))(t)
 	const n = 12
 	_, weights, err := m.Forward(t.Context(), [][]int{llama.LoadTokenizer(llama.TokenizerFile).Encode(expected)[:n]}, llama.Whole)
-	clitest.NoError(t, err)
+	must.Do(t, err)
 	for layer, w := range weights {
 		for row := range llama.Heads * n {
 			sum := 0.
@@ -314,19 +309,17 @@ func TestStats(t *testing.T) {
 // that every backend is tested with.
 func TestRecording(t *testing.T) {
 	dev, recorder := kernelstest.Record(t, cpu.New(cpu.Options{}))
-	m, err := llama.Load(t.Context(), dev, llama.CheckpointFile)
-	clitest.NoError(t, err)
+	m := must.Get(llama.Load(t.Context(), dev, llama.CheckpointFile))(t)
 	pieces := llama.LoadTokenizer(llama.TokenizerFile)
 	tokens := pieces.Encode(expected)[:128]
-	_, _, err = m.Forward(t.Context(), [][]int{tokens}, llama.Whole)
-	clitest.NoError(t, err)
+	_, _, err := m.Forward(t.Context(), [][]int{tokens}, llama.Whole)
+	must.Do(t, err)
 	var names []string
 	for i := range llama.Layers {
 		names = append(names, fmt.Sprintf("layer-%d", i+1))
 	}
 	recorder.Check("stories260K.safetensors", names)
-	labels, err := json.Marshal(append([]string{"(start)"}, pieces.Texts(tokens)...))
-	clitest.NoError(t, err)
+	labels := must.Get(json.Marshal(append([]string{"(start)"}, pieces.Texts(tokens)...)))(t)
 	if stored := recorder.File("stories260K.labels.json", labels); !bytes.Equal(stored, labels) {
 		t.Errorf("the stored labels are %s, should be %s", stored, labels)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sbinet/npyio/npy"
+	"gonum.org/v1/gonum/mat"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -19,14 +20,16 @@ import (
 // TestOpenReadsOtherWriters reads files that npyio writes.
 func TestOpenReadsOtherWriters(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		data any
-		size int
-		want []float32
-		over int
+		name  string
+		data  any
+		shape []int
+		size  int
+		want  []float32
+		over  int
 	}{
-		{"f4", []float32{1, -2.5, 3}, 4, []float32{1, -2.5, 3}, 0},
-		{"f8", []float64{1, -2.5, 1e300, math.Inf(-1)}, 8, []float32{1, -2.5, float32(math.Inf(1)), float32(math.Inf(-1))}, 1},
+		{"f4", []float32{1, -2.5, 3}, []int{3}, 4, []float32{1, -2.5, 3}, 0},
+		{"f8", []float64{1, -2.5, 1e300, math.Inf(-1)}, []int{4}, 8, []float32{1, -2.5, float32(math.Inf(1)), float32(math.Inf(-1))}, 1},
+		{"a matrix", mat.NewDense(2, 2, []float64{1, 2, 3, 4}), []int{2, 2}, 8, []float32{1, 2, 3, 4}, 0},
 	} {
 		var file bytes.Buffer
 		must.Do(t, npy.Write(&file, c.data))
@@ -36,7 +39,7 @@ func TestOpenReadsOtherWriters(t *testing.T) {
 			continue
 		}
 		raw, err := io.ReadAll(r)
-		if err != nil || len(raw) != h.Count*h.Size || h.Size != c.size || !slices.Equal(h.Shape, []int{len(c.want)}) {
+		if err != nil || len(raw) != h.Count*h.Size || h.Size != c.size || !slices.Equal(h.Shape, c.shape) {
 			t.Errorf("%s: %+v and %d bytes, %v", c.name, h, len(raw), err)
 			continue
 		}
@@ -99,6 +102,7 @@ func TestHeadersOfOtherWriters(t *testing.T) {
 	}{
 		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", []int{2, 3}, ""},
 		{`{"shape":(3L,),"fortran_order":False,"descr":"<f4"}`, []int{3}, ""},
+		{"{'shape': (2L, 3L), 'fortran_order': False, 'descr': '<f4', 'more': [1, [2]]}", []int{2, 3}, ""},
 		{"{'descr': '<f4',\n 'fortran_order': False, 'shape': ()}\n", nil, ""},
 		{"[1, 2, 3]", nil, "cannot unmarshal array into Go value of type npy.dict"},
 		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3", nil, "unexpected end"},

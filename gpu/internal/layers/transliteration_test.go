@@ -88,13 +88,6 @@ func loadTransliterator(t *testing.T, dev *kernels.Device) *transliterator {
 	return x
 }
 
-func (x *transliterator) check(err error) {
-	if err != nil {
-		x.t.Helper()
-		x.t.Fatal(err)
-	}
-}
-
 // variable returns a variable that exists.
 func (x *transliterator) variable(name string) variable {
 	v, ok := x.vars[name]
@@ -108,10 +101,8 @@ func (x *transliterator) variable(name string) variable {
 // elements of its bias.
 func (x *transliterator) linear(name string, lo, hi int) (w, b kernels.Tensor) {
 	all := x.variable(name + "/weight")
-	w, err := nn.Transposed(all.data[lo*all.cols:hi*all.cols], all.cols)
-	x.check(err)
-	b, err = kernels.HostF32(x.variable(name + "/bias").data[lo:hi], kernels.Shape{1, 1, 1, hi - lo})
-	x.check(err)
+	w = must.Get(nn.Transposed(all.data[lo*all.cols:hi*all.cols], all.cols))(x.t)
+	b = must.Get(kernels.HostF32(x.variable(name + "/bias").data[lo:hi], kernels.Shape{1, 1, 1, hi - lo}))(x.t)
 	return w, b
 }
 
@@ -131,8 +122,7 @@ func (x *transliterator) attention(scope string) *nn.MultiHeadAttention {
 		w.Wv, w.Bv = x.linear(scope+"/linear_0", 2*m, 3*m)
 		w.Wo, w.Bo = x.linear(scope+"/linear_1", 0, m)
 	}
-	l, err := nn.NewMultiHeadAttention(x.t.Context(), x.dev, nn.MultiHeadConfig{Model: m, Heads: translitHeads, Bias: true}, w)
-	x.check(err)
+	l := must.Get(nn.NewMultiHeadAttention(x.t.Context(), x.dev, nn.MultiHeadConfig{Model: m, Heads: translitHeads, Bias: true}, w))(x.t)
 	x.t.Cleanup(l.Release)
 	return l
 }
@@ -140,18 +130,16 @@ func (x *transliterator) attention(scope string) *nn.MultiHeadAttention {
 // apply runs an attention layer on rows of translitSize elements.
 func (x *transliterator) apply(l *nn.MultiHeadAttention, rows []float32, opt nn.MultiHeadOptions) []float32 {
 	out, _, err := l.ApplyFloat32(x.t.Context(), rows, 1, opt)
-	x.check(err)
+	must.Do(x.t, err)
 	return out
 }
 
 // project runs a linear layer.
 func (x *transliterator) project(name string, rows []float32) []float32 {
 	w := x.variable(name + "/weight")
-	l, err := nn.NewLinear(x.t.Context(), x.dev, w.cols, w.data, x.variable(name+"/bias").data)
-	x.check(err)
+	l := must.Get(nn.NewLinear(x.t.Context(), x.dev, w.cols, w.data, x.variable(name+"/bias").data))(x.t)
 	defer l.Release()
-	out, err := l.ApplyFloat32(x.t.Context(), rows)
-	x.check(err)
+	out := must.Get(l.ApplyFloat32(x.t.Context(), rows))(x.t)
 	return out
 }
 
@@ -222,16 +210,14 @@ func (x *transliterator) transliterate(word, prefix string) string {
 		x.feed(scope+"/ffn", memory)
 	}
 	memory = x.norm("encoder/layer_norm", memory)
-	encoded, err := x.dev.FromFloat32(ctx, kernels.F32, memory, kernels.Shape{1, 1, len(tokens), translitSize})
-	x.check(err)
+	encoded := must.Get(x.dev.FromFloat32(ctx, kernels.F32, memory, kernels.Shape{1, 1, len(tokens), translitSize}))(x.t)
 	defer encoded.Release()
 	var self, cross []*nn.MultiHeadAttention
 	var caches []*kvcache.Cache
 	for i := range translitLayers {
 		scope := "decoder/layer_" + string(rune('0'+i))
 		self, cross = append(self, x.attention(scope+"/self_attention")), append(cross, x.attention(scope+"/attention"))
-		c, err := kvcache.New(ctx, x.dev, kvcache.Config{KVHeads: translitHeads, Dim: translitSize / translitHeads, Capacity: 32})
-		x.check(err)
+		c := must.Get(kvcache.New(ctx, x.dev, kvcache.Config{KVHeads: translitHeads, Dim: translitSize / translitHeads, Capacity: 32}))(x.t)
 		defer c.Release()
 		caches = append(caches, c)
 	}

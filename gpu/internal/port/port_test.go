@@ -150,14 +150,6 @@ func roundTrip(d port.Device) error {
 	return nil
 }
 
-func TestRoundTrip(t *testing.T) {
-	d := open(t, nil)
-	must.Do(t, roundTrip(d))
-	if l := d.Live(); l != (port.Live{}) {
-		t.Errorf("left behind: %+v", l)
-	}
-}
-
 func TestManyGoroutines(t *testing.T) {
 	d := open(t, nil)
 	var wg sync.WaitGroup

@@ -16,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 type grammar struct {
@@ -39,7 +40,7 @@ func decoded(t *testing.T, path string) report.Report {
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	var r report.Report
-	clitest.NoError(t, strict.Decode(&r))
+	must.Do(t, strict.Decode(&r))
 	return r
 }
 
@@ -184,8 +185,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 			t.Skipf("needs a WebGPU adapter: %v", err)
 		}
 		defer dev.Close()
-		x, err := dev.FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19})
-		clitest.NoError(t, err)
+		x := must.Get(dev.FromFloat32(t.Context(), kernels.F32, make([]float32, 1<<19), kernels.Shape{1, 1, 1, 1 << 19}))(t)
 		defer x.Release()
 		rate, err := dev.Backend().(backend.Meter).ReadBandwidth(t.Context(), x)
 		if err != nil || (rate == 0) != tc.onHost {
@@ -220,23 +220,10 @@ type wrong struct{ backend.Backend }
 
 func (wrong) Attention(context.Context, ...*backend.Call) error { return nil }
 
-// one is a driver of a single backend.
-type one struct{ be backend.Backend }
-
-func (d one) Devices() ([]backend.Info, error)     { return nil, nil } // not among the defaults
-func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
-
-func openCPU(t *testing.T) backend.Backend {
-	t.Helper()
-	be, err := backend.Open("cpu")
-	clitest.NoError(t, err)
-	return be
-}
-
 func TestBenchWritesWhatItHasWhenInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	backend.Register("interrupting", one{&interrupting{Backend: openCPU(t), cancel: cancel}})
+	backend.Register("interrupting", clitest.OnCPU(func(be backend.Backend) backend.Backend { return &interrupting{Backend: be, cancel: cancel} }))
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(ctx, "--seq", "64,128", "--heads", "1", "--backend", "interrupting", "--json", path)
 	if code == 0 || !strings.Contains(stderr, "interrupted with 1 of 2 cases measured") || strings.Count(stderr, "\n") != 1 {
@@ -252,7 +239,7 @@ func TestBenchWritesWhatItHasWhenInterrupted(t *testing.T) {
 }
 
 func TestBenchExitCodeSaysWrong(t *testing.T) {
-	backend.Register("wrong", one{wrong{openCPU(t)}})
+	backend.Register("wrong", clitest.OnCPU(func(be backend.Backend) backend.Backend { return wrong{be} }))
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--seq", "64", "--heads", "1", "--backend", "wrong", "--json", path)
 	if code == 0 || !strings.Contains(stderr, "wrong result") || !strings.Contains(out, "WRONG: ") {

@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/output"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // steady returns the report at path with times of calls that vary by 1%, as on a quiet
@@ -32,7 +33,7 @@ func steady(t *testing.T, path string, factor float64) string {
 		r.Cases[i].Derive()
 	}
 	to := filepath.Join(t.TempDir(), "steady.json")
-	clitest.NoError(t, output.Write(t.Context(), to, r.WriteJSON))
+	must.Do(t, output.Write(t.Context(), to, r.WriteJSON))
 	return to
 }
 
@@ -64,7 +65,7 @@ func TestCompare(t *testing.T) {
 	wrong.Cases[0].Status, wrong.Cases[0].Note, wrong.Cases[0].Rounds = report.Wrong, "WRONG: o[0,0,0,0]", nil
 	wrong.Cases[0].Derive()
 	broken := filepath.Join(t.TempDir(), "broken.json")
-	clitest.NoError(t, output.Write(t.Context(), broken, wrong.WriteJSON))
+	must.Do(t, output.Write(t.Context(), broken, wrong.WriteJSON))
 	code, out, stderr := attn(t, "compare", path, broken)
 	if code != 1 || !strings.Contains(out, "1 broken") || !strings.Contains(stderr, "WRONG: o[0,0,0,0]") {
 		t.Errorf("a case that is wrong now: exit code %d\n%s%s", code, out, stderr)
@@ -75,7 +76,7 @@ func TestCompareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		clitest.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	empty := write("empty.json", `{"schema": 4}`)
@@ -117,7 +118,7 @@ func TestBenchResumes(t *testing.T) {
 	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
 	stopped.Cases[1].Status, stopped.Cases[1].Rounds = report.NotRun, nil
 	stopped.Cases[1].Derive()
-	clitest.NoError(t, output.Write(t.Context(), path, stopped.WriteJSON))
+	must.Do(t, output.Write(t.Context(), path, stopped.WriteJSON))
 	for _, c := range []struct{ want, args string }{
 		{path + " is incomplete, its run was interrupted: continue it with attn bench --resume " + path, "compare " + path + " " + path},
 		{"which this run would drop: --seq was 64 and is 32 now: give the flags of that run (attn bench --seq 64,128 ", "bench --seq 32 --heads 1 --backend cpu --threads 1 --resume " + path},
@@ -180,7 +181,7 @@ func TestBenchSweepsLists(t *testing.T) {
 
 // A case that does not fit the budget is predicted, and said.
 func TestBenchPredicts(t *testing.T) {
-	backend.Register("cpu1", one{openCPU(t)})
+	backend.Register("cpu1", clitest.OnCPU(func(be backend.Backend) backend.Backend { return be }))
 	path := filepath.Join(t.TempDir(), "r.json")
 	code, out, stderr := benchmark(t.Context(), "--seq", "256,1M", "--heads", "1", "--dim", "8", "--backend", "cpu1", "--budget", "20s", "--json", path)
 	if code != 0 || !strings.Contains(out, "  1048576   predicted ") || !strings.Contains(out, " of the budget is left\n") {

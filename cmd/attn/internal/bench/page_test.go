@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // pictured returns the report of two backends over five lengths whose JSON bench/report keeps.
@@ -21,15 +21,14 @@ func pictured(t *testing.T) *report.Report {
 	t.Helper()
 	text, err := os.ReadFile("../../../../bench/report/testdata/pictured.golden.json")
 	r := new(report.Report)
-	clitest.NoError(t, errors.Join(err, json.Unmarshal(text, r)))
+	must.Do(t, errors.Join(err, json.Unmarshal(text, r)))
 	return r
 }
 
 func writePage(t *testing.T, r *report.Report, path string) {
 	t.Helper()
-	f, err := os.Create(path)
-	clitest.NoError(t, err)
-	clitest.NoError(t, errors.Join(r.WritePage(f), f.Close()))
+	f := must.Get(os.Create(path))(t)
+	must.Do(t, errors.Join(r.WritePage(f), f.Close()))
 }
 
 // TestPage opens the page in a browser: all of it is there in any look, nothing

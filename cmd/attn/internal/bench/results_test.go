@@ -25,8 +25,7 @@ const resultsFolder = "../../../../docs/results"
 // TestResults: the table of docs/results is that of its reports, which attn compare reads. Their names
 // are the classes of their machines, and no case is wrong or failed.
 func TestResults(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(resultsFolder, "*.json"))
-	clitest.NoError(t, err)
+	files := must.Get(filepath.Glob(filepath.Join(resultsFolder, "*.json")))(t)
 	reports := map[string]report.Report{}
 	for _, file := range files {
 		r := decoded(t, file)
@@ -50,7 +49,7 @@ func TestResults(t *testing.T) {
 	}
 	want := head + begin + resultsTable(reports) + end + tail
 	if *update {
-		clitest.NoError(t, os.WriteFile(readme, []byte(want), 0o644))
+		must.Do(t, os.WriteFile(readme, []byte(want), 0o644))
 	} else if text != want {
 		t.Errorf("%s is stale: go test ./cmd/attn/internal/bench -run TestResults -update", readme)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/pagetest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -59,7 +60,7 @@ func TestExplainWorkedExamples(t *testing.T) {
 					lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "backend ") })
 					out = strings.Join(lines, "\n")
 					if *update && be == "cpu" {
-						clitest.NoError(t, os.WriteFile(golden, []byte(out), 0o644))
+						must.Do(t, os.WriteFile(golden, []byte(out), 0o644))
 					}
 					want := clitest.ReadFile(t, golden)
 					if diff := cmp.Diff(string(want), out); diff != "" && be == "cpu" {

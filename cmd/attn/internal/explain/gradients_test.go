@@ -8,18 +8,17 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // differentiated parses a file and computes all its steps.
 func differentiated(t *testing.T, dev *kernels.Device, text string) (*walkthrough, *steps, *gradients) {
 	t.Helper()
 	wt := &walkthrough{}
-	clitest.NoError(t, wt.parse([]byte(text)))
-	st, err := computeSteps(t.Context(), dev, wt)
-	clitest.NoError(t, err)
+	must.Do(t, wt.parse([]byte(text)))
+	st := must.Get(computeSteps(t.Context(), dev, wt))(t)
 	t.Cleanup(st.close)
-	g, err := st.differentiate(t.Context(), wt)
-	clitest.NoError(t, err)
+	g := must.Get(st.differentiate(t.Context(), wt))(t)
 	return wt, st, g
 }
 
@@ -54,23 +53,18 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 			dev := clitest.Open(t, be)
 			for _, text := range texts {
 				wt, st, g := differentiated(t, dev, text)
-				call, err := dev.Prepare(st.device[0], st.device[1], st.device[2], kernels.Options{Scale: new(wt.scale()), Softcap: wt.Softcap, LSE: true})
-				clitest.NoError(t, err)
-				r, err := call.Run(t.Context())
-				clitest.NoError(t, err)
+				call := must.Get(dev.Prepare(st.device[0], st.device[1], st.device[2], kernels.Options{Scale: new(wt.scale()), Softcap: wt.Softcap, LSE: true}))(t)
+				r := must.Get(call.Run(t.Context()))(t)
 				defer r.Release()
-				dO, err := st.upload(t.Context(), g.dO)
-				clitest.NoError(t, err)
-				grads, err := call.AllocGradients(t.Context(), call.Gradients().Operands())
-				clitest.NoError(t, err)
+				dO := must.Get(st.upload(t.Context(), g.dO))(t)
+				grads := must.Get(call.AllocGradients(t.Context(), call.Gradients().Operands()))(t)
 				defer grads.Release()
-				clitest.NoError(t, call.Backward(t.Context(), grads, kernels.Result{O: dO}, r))
+				must.Do(t, call.Backward(t.Context(), grads, kernels.Result{O: dO}, r))
 				for name, of := range map[string]struct {
 					got  matrix.Matrix
 					want kernels.Tensor
 				}{"dQ": {g.dQ, grads.Q}, "dK": {g.dK, grads.K}, "dV": {g.dV, grads.V}} {
-					data, err := dev.ToFloat32(t.Context(), of.want)
-					clitest.NoError(t, err)
+					data := must.Get(dev.ToFloat32(t.Context(), of.want))(t)
 					want := make([]float64, len(data))
 					for i, x := range data {
 						want[i] = float64(x)

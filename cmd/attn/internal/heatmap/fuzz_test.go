@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed90331342/attn/bench/plain"
-	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // FuzzLabels reads arbitrary labels: they can be drawn, and lines and JSON agree.
@@ -22,8 +22,7 @@ func FuzzLabels(f *testing.F) {
 				t.Errorf("%q has the label %q", text, label)
 			}
 		}
-		encoded, err := json.Marshal(labels)
-		clitest.NoError(t, err)
+		encoded := must.Get(json.Marshal(labels))(t)
 		if again := parseLabels(encoded); strings.Join(again, "\n") != strings.Join(labels, "\n") {
 			t.Errorf("%q is read as %q, as JSON as %q", text, labels, again)
 		}

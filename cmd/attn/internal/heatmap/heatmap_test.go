@@ -71,21 +71,10 @@ func TestPooled(t *testing.T) {
 	}
 }
 
-// allocDriver opens the CPU backend and records the largest allocation.
-type allocDriver struct{ largest *int64 }
-
-// Devices implements backend.Driver.
-func (allocDriver) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
-
-// Open implements backend.Driver.
-func (d allocDriver) Open(string) (backend.Backend, error) {
-	be, err := backend.Open("cpu")
-	return allocating{be, d}, err
-}
-
+// allocating records the largest allocation.
 type allocating struct {
 	backend.Backend
-	allocDriver
+	largest *int64
 }
 
 // Alloc implements backend.Backend.
@@ -101,7 +90,7 @@ func TestHeatmapMemory(t *testing.T) {
 		t.Skip("-short: takes seconds on long sequences")
 	}
 	var largest int64
-	backend.Register("allocating", allocDriver{&largest})
+	backend.Register("allocating", clitest.OnCPU(func(be backend.Backend) backend.Backend { return allocating{be, &largest} }))
 	const seq = 16384
 	dir := t.TempDir()
 	q := clitest.Save(t, dir, "q.npy", "<f4", clitest.Normal(1, seq*8), seq, 8)

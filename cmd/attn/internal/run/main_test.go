@@ -6,7 +6,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
-	"github.com/seed90331342/attn/kernels"
 )
 
 var program = cli.Program{Name: "attn", Grammar: func() any {
@@ -17,19 +16,15 @@ var program = cli.Program{Name: "attn", Grammar: func() any {
 
 var attn, mustRun, mustFail = clitest.Named(program)
 
-// hooks is a family of backends: the CPU, with hooks around fused calls.
+// hooks are called around fused calls.
 type hooks struct {
 	before func(ctx context.Context, c *backend.Call) error
 	after  func(c *backend.Call)
 }
 
-// Devices implements backend.Driver.
-func (hooks) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
-
-// Open implements backend.Driver.
-func (d hooks) Open(string) (backend.Backend, error) {
-	be, err := backend.Open("cpu")
-	return hooked{be, d}, err
+// register registers the CPU with the hooks as the family hooked.
+func (h hooks) register() {
+	backend.Register("hooked", clitest.OnCPU(func(be backend.Backend) backend.Backend { return hooked{be, h} }))
 }
 
 type hooked struct {

@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestRunBeyondMemory reads sparse files that are larger than the memory of any
@@ -32,9 +33,9 @@ func TestRunOutputMemory(t *testing.T) {
 	dir := t.TempDir()
 	head := clitest.RawNPY(clitest.Dict("<f4", false, 1<<23, 1), nil)
 	x := clitest.WriteFile(t, dir, "x.npy", head)
-	clitest.NoError(t, os.Truncate(x, int64(len(head))+4<<23))
+	must.Do(t, os.Truncate(x, int64(len(head))+4<<23))
 	computed := errors.New("the call was computed")
-	backend.Register("hooked", hooks{before: func(context.Context, *backend.Call) error { return computed }})
+	hooks{before: func(context.Context, *backend.Call) error { return computed }}.register()
 	for _, c := range []struct{ args, want string }{
 		{"--scores " + dir + "/S.npy", "--scores: an output of [1 1 8388608 8388608]: 281474976710656 bytes requested"},
 		{"--topk 2147483647 --topk-keys " + dir + "/I.npy", "--topk: an output of [1 1 8388608 2147483647]: 144115188008747008 bytes requested"},
@@ -68,7 +69,7 @@ func TestRunEmpty(t *testing.T) {
 		if !strings.HasPrefix(out, "check: ") || (c.rows == 0) != strings.Contains(out, "no rows") {
 			t.Errorf("%s: %s", c.name, out)
 		}
-		o := readFile(t, dir+"/o.npy")
+		o := clitest.ReadFile(t, dir+"/o.npy")
 		if !bytes.Contains(o, []byte("'shape': "+c.o)) || !bytes.HasSuffix(o, append([]byte("\n"), make([]byte, 16*c.rows)...)) {
 			t.Errorf("%s: %q, should be zeros of shape %s", c.name, o, c.o)
 		}
@@ -94,15 +95,14 @@ func TestRunMapped(t *testing.T) {
 		mapped      bool
 	}{{"aligned", "<f4", 128, true}, {"odd", "<f4", 127, false}, {"big endian", ">f4", 128, false}, {"f8", "<f8", 128, false}, {"f2", "<f2", 128, false}} {
 		x := clitest.WriteFile(t, dir, "x.npy", head(f.descr, f.start))
-		n, err := array.Open("x", x, false)
-		clitest.NoError(t, err)
+		n := must.Get(array.Open("x", x, false))(t)
 		if (n.Memory(kernels.F32) == 0) != f.mapped || int(n.Start) != f.start {
 			t.Errorf("%s: begins at %d, mappable %t", f.name, n.Start, (n.Memory(kernels.F32) == 0))
 		}
 		if code, _, stderr := attn(t, "run", "--backend=cpu", "--dtype=f32", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy"); code != 0 {
 			t.Fatalf("%s: %s", f.name, stderr)
 		}
-		got := readFile(t, dir+"/o.npy")
+		got := clitest.ReadFile(t, dir+"/o.npy")
 		if want == nil {
 			want = got
 		}
@@ -127,7 +127,7 @@ func TestRunStreamed(t *testing.T) {
 		t.Errorf("the plan does not say that it streams:\n%s", plan)
 	}
 	mustRun(t, append(args("streamed.npy"), "--check")...)
-	if !bytes.Equal(readFile(t, dir+"/resident.npy"), readFile(t, dir+"/streamed.npy")) {
+	if !bytes.Equal(clitest.ReadFile(t, dir+"/resident.npy"), clitest.ReadFile(t, dir+"/streamed.npy")) {
 		t.Error("the streamed output differs")
 	}
 	t.Setenv("ATTN_GPU_MEMORY", "lots")

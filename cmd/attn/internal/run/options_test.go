@@ -58,12 +58,6 @@ func (c *runCase) run(t *testing.T, flags ...string) {
 	}
 }
 
-func readFile(t *testing.T, path string) []byte {
-	t.Helper()
-	text := clitest.ReadFile(t, path)
-	return text
-}
-
 // TestRunOptions compares each flag, and those that interact, with the options that they stand for, fused and staged.
 func TestRunOptions(t *testing.T) {
 	type file struct {
@@ -166,13 +160,13 @@ func TestRunPairs(t *testing.T) {
 
 	mustRun(t, append(slices.Clone(flags), "--lse", c.dir+"/l.npy", "--weights", c.dir+"/all.npy", "--scores", c.dir+"/s.npy", "--topk=3", "--topk-keys", c.dir+"/i.npy", "--topk-weights", c.dir+"/w.npy")...)
 	top := must.Get(dev.TopWeights(t.Context(), q, k, 3, c.opt))(t)
-	if keys := must.Get(binary.Append(nil, binary.LittleEndian, top.Keys))(t); !bytes.HasSuffix(readFile(t, c.dir+"/i.npy"), keys) {
+	if keys := must.Get(binary.Append(nil, binary.LittleEndian, top.Keys))(t); !bytes.HasSuffix(clitest.ReadFile(t, c.dir+"/i.npy"), keys) {
 		t.Errorf("--topk-keys differ from %v", top.Keys)
 	}
 	wantArray(t, c.dir+"/w.npy", widened(top.Weights), 1e-5, c.Batch, c.Heads, c.SeqQ, 3)
 
 	mustRun(t, append(slices.Clone(flags), "--dropout=.5", "--seed=3", "--keep-mask", c.dir+"/keep.npy")...)
-	raw := readFile(t, c.dir+"/keep.npy")
+	raw := clitest.ReadFile(t, c.dir+"/keep.npy")
 	drop := kernels.Dropout{P: .5, Seed: 3}
 	for n, kept := range raw[len(raw)-c.Batch*c.Heads*c.SeqQ*c.SeqK:] {
 		if (kept == 1) != drop.Keeps(n/c.SeqK/c.SeqQ/c.Heads, n/c.SeqK/c.SeqQ%c.Heads, n/c.SeqK%c.SeqQ, n%c.SeqK) {

@@ -8,9 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sbinet/npyio/npy"
-	"gonum.org/v1/gonum/mat"
-
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -166,21 +163,6 @@ func TestRunTypes(t *testing.T) {
 	}
 }
 
-// TestRunReadsOtherWriters reads a file that npyio wrote.
-func TestRunReadsOtherWriters(t *testing.T) {
-	dir := t.TempDir()
-	f, err := os.Create(filepath.Join(dir, "x.npy"))
-	clitest.NoError(t, err)
-	clitest.NoError(t, npy.Write(f, mat.NewDense(2, 2, []float64{1, 0, 0, 1})))
-	clitest.NoError(t, f.Close())
-	code, _, stderr := attn(t, "run", "--backend=cpu", "--scale=0", "--out", dir+"/o.npy", "--q", f.Name(), "--k", f.Name(), "--v", f.Name())
-	if code != 0 {
-		t.Fatal(stderr)
-	}
-	o, _, _ := clitest.Load(t, dir+"/o.npy")
-	clitest.Near(t, "output", o, []float64{.5, .5, .5, .5}, 0)
-}
-
 // TestRunPlan: a plan reads only headers and writes nothing.
 func TestRunPlan(t *testing.T) {
 	dir := t.TempDir()
@@ -212,7 +194,7 @@ func TestRunOutputPaths(t *testing.T) {
 	}
 	mustFail(t, "names the same file", args("--out", x, "--lse", dir+"/./x.npy", "--overwrite-inputs")...)
 	mustRun(t, args("--out", x, "--overwrite-inputs")...)
-	if !bytes.Equal(readFile(t, x), readFile(t, dir+"/o.npy")) {
+	if !bytes.Equal(clitest.ReadFile(t, x), clitest.ReadFile(t, dir+"/o.npy")) {
 		t.Error("the output that replaces the inputs differs")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // stored is a tensor of a .safetensors file; its type is one of the format.
@@ -41,8 +42,7 @@ func saveTensors(t *testing.T, dir, name string, odd int, tensors map[string]sto
 		}
 		header[name] = map[string]any{"dtype": x.dtype, "shape": x.shape, "data_offsets": []int{start, len(data)}}
 	}
-	text, err := json.Marshal(header)
-	clitest.NoError(t, err)
+	text := must.Get(json.Marshal(header))(t)
 	text = append(text, strings.Repeat(" ", (8-len(text)%8)%8+odd)...)
 	return clitest.WriteFile(t, dir, name, append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...))
 }
@@ -91,8 +91,7 @@ func TestRunSafetensors(t *testing.T) {
 		if errA != nil || errB != nil || !bytes.Equal(a, b) {
 			t.Errorf("%s %v: the outputs differ, %v, %v", c.dtype, c.args, errA, errB)
 		}
-		x, err := array.Open("q", path+"#q", false)
-		clitest.NoError(t, err)
+		x := must.Get(array.Open("q", path+"#q", false))(t)
 		dtype := x.DType()
 		if slices.Contains(c.args, "--dtype=f32") {
 			dtype = kernels.F32

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 // TestEmit writes the kernels of some calls, with -short of every second, and reads them as another program
@@ -70,8 +71,7 @@ func TestEmit(t *testing.T) {
 		}
 		dir := filepath.Join(t.TempDir(), "new", "folder")
 		out := mustRun(t, append([]string{"tune", "--emit", dir}, strings.Fields(c.args)...)...)
-		paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
-		clitest.NoError(t, err)
+		paths := must.Get(filepath.Glob(filepath.Join(dir, "*.json")))(t)
 		var names []string
 		for _, path := range paths {
 			e := emitted{simulation: new(simulation)}
@@ -79,12 +79,12 @@ func TestEmit(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(text, &e)
 			}
-			clitest.NoError(t, err)
+			must.Do(t, err)
 			base := strings.TrimSuffix(path, ".json")
 			names = append(names, e.Name)
 			wgsl, err := os.ReadFile(base + ".wgsl")
 			spirv, err2 := os.ReadFile(base + ".spv")
-			clitest.NoError(t, errors.Join(err, err2))
+			must.Do(t, errors.Join(err, err2))
 			if slices.Contains([]string{"flash", "decode", "matmul", "softmax", "gradient"}, e.Kernel) {
 				checkSimulation(t, base)
 			}
@@ -129,7 +129,7 @@ func readSimulated(t *testing.T, base string) (x simulated) {
 	if err == nil {
 		err = json.Unmarshal(text, &x)
 	}
-	clitest.NoError(t, err)
+	must.Do(t, err)
 	return x
 }
 

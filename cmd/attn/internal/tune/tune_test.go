@@ -99,7 +99,7 @@ func TestTuneFiles(t *testing.T) {
 		{"newer", `{"format": "attn tuning", "version": 99}`, "another version"},
 	} {
 		path := filepath.Join(t.TempDir(), "tuning.json")
-		clitest.NoError(t, os.WriteFile(path, []byte(c.data), 0o600))
+		must.Do(t, os.WriteFile(path, []byte(c.data), 0o600))
 		mustFail(t, path+" … "+c.says, "tune", "--show", "--file", path)
 		must.Fail(t, c.name, must.Err(gpu.ReadTuneFile(path)), kernels.ErrFile)
 	}

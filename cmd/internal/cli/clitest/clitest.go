@@ -18,8 +18,10 @@ import (
 	"github.com/sbinet/npyio/npy"
 	"github.com/x448/float16"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest/must"
 
 	// Register the backends.
 	_ "github.com/seed90331342/attn/cpu"
@@ -80,14 +82,6 @@ func WantFailure(t *testing.T, code int, stdout, stderr, want string) {
 	}
 }
 
-// NoError ends the test unless err is nil.
-func NoError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Contains checks that text has each of the parts.
 func Contains(t testing.TB, text string, parts ...string) {
 	t.Helper()
@@ -101,8 +95,7 @@ func Contains(t testing.TB, text string, parts ...string) {
 // Files lists a folder, with hidden files.
 func Files(t *testing.T, dir string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	NoError(t, err)
+	entries := must.Get(os.ReadDir(dir))(t)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -173,8 +166,7 @@ func Normal(seed uint64, n int) []float64 {
 // ReadFile returns the content of a file.
 func ReadFile(t testing.TB, path string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	NoError(t, err)
+	content := must.Get(os.ReadFile(path))(t)
 	return content
 }
 
@@ -197,8 +189,7 @@ func Save(t *testing.T, dir, name, descr string, data []float64, shape ...int) s
 func Load(t *testing.T, path string) (data []float64, shape []int, descr string) {
 	t.Helper()
 	text := ReadFile(t, path)
-	r, err := npy.NewReader(bytes.NewReader(text))
-	NoError(t, err)
+	r := must.Get(npy.NewReader(bytes.NewReader(text)))(t)
 	descr, shape = r.Header.Descr.Type, r.Header.Descr.Shape
 	size := int(descr[2] - '0')
 	for raw := range slices.Chunk(text[len(text)-size*Elements(shape):], size) {
@@ -229,14 +220,14 @@ func Near(t *testing.T, what string, got, want []float64, tolerance float64) {
 func Open(t testing.TB, name string) *kernels.Device {
 	t.Helper()
 	dev := open(t, name)
-	t.Cleanup(func() { NoError(t, dev.Close()) })
+	t.Cleanup(func() { must.Do(t, dev.Close()) })
 	return dev
 }
 
 // NeedBackend skips or fails the test as Open does, and leaves no device open.
 func NeedBackend(t *testing.T, name string) {
 	t.Helper()
-	NoError(t, open(t, name).Close())
+	must.Do(t, open(t, name).Close())
 }
 
 func open(t testing.TB, name string) *kernels.Device {
@@ -245,6 +236,22 @@ func open(t testing.TB, name string) *kernels.Device {
 	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("%s has no device here: %v", name, err)
 	}
-	NoError(t, err)
+	must.Do(t, err)
 	return dev
+}
+
+// OnCPU is a family of backends for backend.Register, which has no default device. A backend is what the function
+// makes of a new one on the CPU.
+type OnCPU func(cpu backend.Backend) backend.Backend
+
+// Devices implements backend.Driver.
+func (OnCPU) Devices() ([]backend.Info, error) { return nil, kernels.ErrNoDevice }
+
+// Open implements backend.Driver.
+func (f OnCPU) Open(string) (backend.Backend, error) {
+	be, err := backend.Open("cpu")
+	if err != nil {
+		return nil, err
+	}
+	return f(be), nil
 }
