@@ -28,7 +28,9 @@ func TestUnits(t *testing.T) {
 		{"another scale", equal, func(i int, c *backend.Call) { c.Scale = float32(1 + i/2) }, 2, false},
 		{"slopes of each", equal, func(i int, c *backend.Call) { c.Slopes = make([]float32, 4) }, 3, false},
 		{"dropout", equal, func(i int, c *backend.Call) { c.Dropout.P = 0.1 }, 3, false},
-		{"a mask", equal, func(i int, c *backend.Call) { c.Mask = must.Get(backend.Meta(backend.Bool, backend.Shape{1, 1, 1, 20}))(t) }, 3, false},
+		{"a mask", equal, func(i int, c *backend.Call) {
+			c.Mask = must.Get(backend.Meta(backend.Bool, backend.Shape{1, 1, 1, 20}))(t)
+		}, 3, false},
 		{"other outputs", equal, func(i int, c *backend.Call) { c.O = must.Get(c.O.View(c.O.Shape(), c.O.Strides(), 5*i*i))(t) }, 3, false},
 		{"values elsewhere", unequal, func(i int, c *backend.Call) { c.V = must.Get(c.V.View(c.V.Shape(), c.V.Strides(), 8*min(i, 1)))(t) }, 3, false},
 	} {
