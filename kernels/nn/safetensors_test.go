@@ -9,6 +9,8 @@ import (
 	"io"
 	"maps"
 	"math"
+	"math/cmplx"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -226,6 +228,153 @@ func TestSafetensorsLayouts(t *testing.T) {
 			file.Close()
 			if t.Failed() {
 				return
+			}
+		}
+	}
+}
+
+// product is a projection as the modules of PyTorch (linear: [out, in]) or GPT-2 (Conv1D: [in, out])
+// compute it, from row first of the outputs on, n of them.
+func product(x []float64, w, b stored, conv bool, first, n int) []float64 {
+	y := make([]float64, n)
+	for o := range y {
+		if b.data != nil {
+			y[o] = float64(b.data[first+o])
+		}
+		for i := range x {
+			at := (first+o)*len(x) + i
+			if conv {
+				at = i*w.shape[1] + first + o
+			}
+			y[o] += x[i] * float64(w.data[at])
+		}
+	}
+	return y
+}
+
+// rotateHalf rotates a head as Llama's implementation in transformers does, with the pairs
+// (i, i+D/2); rotatePairs as that of Meta, with the pairs (2i, 2i+1) as complex numbers.
+func rotateHalf(x []float64, at int) []float64 {
+	y, half := make([]float64, len(x)), len(x)/2
+	for i := range x {
+		sin, cos := math.Sincos(float64(at) * math.Pow(10000, -float64(i%half)/float64(half)))
+		other := -x[(i+half)%len(x)]
+		if i >= half {
+			other = -other
+		}
+		y[i] = x[i]*cos + other*sin
+	}
+	return y
+}
+
+func rotatePairs(x []float64, at int) []float64 {
+	y := make([]float64, len(x))
+	for i := 0; i < len(x); i += 2 {
+		z := complex(x[i], x[i+1]) * cmplx.Rect(1, float64(at)*math.Pow(10000, -float64(i)/float64(len(x))))
+		y[i], y[i+1] = real(z), imag(z)
+	}
+	return y
+}
+
+// TestSafetensorsLayers compares causal layers from files with the plain layer of the models that
+// have such files, in float64: packed and separate weights, grouped heads, both rotations.
+func TestSafetensorsLayers(t *testing.T) {
+	const tokens, model, heads, d = 7, 24, 4, 6
+	dev := onCPU(t)
+	for i, c := range []struct {
+		name       string
+		kvHeads    int
+		q, k, v, o string // modules; for one that is packed all but o are equal
+		conv       bool
+		rope       *nn.RoPE
+		rotate     func(x []float64, at int) []float64
+	}{
+		{"Llama", 2, "q_proj", "k_proj", "v_proj", "o_proj", false, &nn.RoPE{}, rotateHalf},
+		{"Llama of Meta", 2, "wq", "wk", "wv", "wo", false, &nn.RoPE{Interleaved: true}, rotatePairs},
+		{"Phi-3", 2, "qkv_proj", "qkv_proj", "qkv_proj", "o_proj", false, &nn.RoPE{}, rotateHalf},
+		{"GPT-2", 4, "c_attn", "c_attn", "c_attn", "c_proj", true, nil, nil},
+		{"OPT", 4, "q_proj", "k_proj", "v_proj", "out_proj", false, nil, nil},
+	} {
+		rng := rand.New(rand.NewPCG(uint64(i), 7))
+		normal := func(shape ...int) stored {
+			n := 1
+			for _, l := range shape {
+				n *= l
+			}
+			s := stored{"F32", shape, make([]float32, n)}
+			for i := range s.data {
+				s.data[i] = float32(rng.NormFloat64() / 4)
+			}
+			return s
+		}
+		out := map[string]int{c.o: model}
+		first := map[string]int{} // of k and v in a packed tensor
+		for _, p := range []struct {
+			kind, name string
+			n          int
+		}{{"q", c.q, heads * d}, {"k", c.k, c.kvHeads * d}, {"v", c.v, c.kvHeads * d}} {
+			first[p.kind] = out[p.name]
+			out[p.name] += p.n
+		}
+		tensors := map[string]stored{}
+		for _, name := range slices.Sorted(maps.Keys(out)) {
+			tensors[name+".weight"], tensors[name+".bias"] = normal(out[name], model), normal(out[name])
+			if c.conv {
+				tensors[name+".weight"] = normal(model, out[name])
+			}
+		}
+		config := nn.MultiHeadConfig{Model: model, Heads: heads, KVHeads: c.kvHeads, Bias: true, RoPE: c.rope}
+		content := safetensors(tensors)
+		w := must.Get(config.LoadSafetensors(bytes.NewReader(content), int64(len(content)), ""))(t)
+		layer := must.Get(nn.NewMultiHeadAttention(t.Context(), dev, config, w))(t)
+		defer layer.Release()
+		x := random(t, dev, uint64(i), 1, 1, tokens, model)
+		r := must.Get(layer.Apply(t.Context(), x, nn.MultiHeadOptions{Options: kernels.Options{Causal: true}}))(t)
+		defer r.Release()
+		got, errO := dev.ToFloat32(t.Context(), r.O)
+		in, errX := dev.ToFloat32(t.Context(), x)
+		if errO != nil || errX != nil {
+			t.Fatal(errO, errX)
+		}
+		// head returns head h of q, k or v of a token.
+		head := func(kind, name string, h, token int) []float64 {
+			row := make([]float64, model)
+			for i := range row {
+				row[i] = float64(in[token*model+i])
+			}
+			y := product(row, tensors[name+".weight"], tensors[name+".bias"], c.conv, first[kind]+h*d, d)
+			if c.rotate != nil && kind != "v" {
+				y = c.rotate(y, token)
+			}
+			return y
+		}
+		for token := range tokens {
+			var joined []float64
+			for h := range heads {
+				kv, q := h/(heads/c.kvHeads), head("q", c.q, h, token)
+				o, sum := make([]float64, d), 0.0
+				for j := range token + 1 {
+					score := 0.0
+					for i, k := range head("k", c.k, kv, j) {
+						score += q[i] * k / math.Sqrt(d)
+					}
+					p := math.Exp(score)
+					sum += p
+					for i, v := range head("v", c.v, kv, j) {
+						o[i] += p * v
+					}
+				}
+				for i := range o {
+					joined = append(joined, o[i]/sum)
+				}
+			}
+			want := product(joined, tensors[c.o+".weight"], tensors[c.o+".bias"], c.conv, 0, model)
+			for i := range want {
+				// A score sums at most 48 products whose magnitudes add up to less than 32: it is off by
+				// less than 2^11 roundings of 2^-24, and so is the weight, in sums of less than 8.
+				if y := float64(got[token*model+i]); !(math.Abs(y-want[i]) <= 0x1p-10) {
+					t.Fatalf("%s: y[%d,%d] is %v, should be %v", c.name, token, i, y, want[i])
+				}
 			}
 		}
 	}
