@@ -18,7 +18,7 @@ const (
 	linearColumns, linearRows, chunkRows, linearStage, linearTokens = 16, 32, 16, 768, 16
 	// maxLinearDim is the largest K. A thread then has 128 elements of a state.
 	maxLinearDim = 1024
-	// maxChunkDim is the largest K of chunks, whose workgroups then have 30 KiB of memory, and chunksFrom the fewest tokens of a
+	// maxChunkDim is the largest K of chunks, whose workgroups then have up to 32 KiB of memory, and chunksFrom the fewest tokens of a
 	// sequence that is computed in chunks.
 	maxChunkDim, chunksFrom = 128, 2 * linearTokens
 )
@@ -81,15 +81,23 @@ func some(t backend.Tensor) backend.Tensor {
 }
 
 // linear returns the operation of c, which is not packed. It computes chunks, unless ChunkSize is 1, c has few tokens or a large K,
-// the workgroups of the device have too little memory, or its bindings are too small for the rows of a chunk. Cuts are between
-// chunks and change no bit.
+// the workgroups of the device have too little memory, or its bindings are too small for the rows of a chunk. Without decays of
+// channels, matrix units compute them that divide a chunk. Cuts are between chunks and change no bit.
 func (b *Backend) linear(c *backend.LinearAttention) *queue.Op {
 	dim := c.K.Shape()[backend.Dim]
-	chunks := shaders.Linear{Rows: linearRowsOf(dim, chunkRows), Chunks: true}
-	if c.ChunkSize != 1 && c.O.Shape()[backend.Seq] >= chunksFrom && dim <= maxChunkDim &&
-		shaders.Describe(chunks).WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
-		if op := b.linearBy(chunks, c); op.Cutter.Fits(op.Space) == nil {
-			return op
+	var kernels []shaders.Variant
+	if c.ChunkSize != 1 && c.O.Shape()[backend.Seq] >= chunksFrom && dim <= maxChunkDim {
+		if x, whyNot := b.matrices.Largest(); whyNot == "" && c.Decay.Shape()[backend.Dim] <= 1 && linearTokens%x.M+linearTokens%x.N+linearTokens%x.K == 0 {
+			low := c.Q.DType() == backend.F32 || c.K.DType() == backend.F32
+			kernels = append(kernels, shaders.MatrixLinear{Rows: linearRowsOf(dim, linearRows), Low: low, M: x.M, N: x.N, K: x.K, Lanes: x.Lanes})
+		}
+		kernels = append(kernels, shaders.Linear{Rows: linearRowsOf(dim, chunkRows), Chunks: true})
+	}
+	for _, k := range kernels {
+		if shaders.Describe(k).WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
+			if op := b.linearBy(k, c); op.Cutter.Fits(op.Space) == nil {
+				return op
+			}
 		}
 	}
 	return b.linearBy(shaders.Linear{Rows: linearRowsOf(dim, linearRows)}, c)
@@ -100,10 +108,11 @@ func linearRowsOf(dim, n int) int { return 1 << bits.Len(uint((dim-1)/n)) }
 
 // linearBy returns the operation of c by a kernel. Boxes have all output heads of a state. Chunks of tokens leave the state in
 // scratch for the next one.
-func (b *Backend) linearBy(kernel shaders.Linear, c *backend.LinearAttention) *queue.Op {
+func (b *Backend) linearBy(kernel shaders.Variant, c *backend.LinearAttention) *queue.Op {
+	constants := shaders.Describe(kernel).Constants
 	all, dim, states := c.O.Shape(), c.K.Shape()[backend.Dim], c.V.Shape()[backend.Heads]
 	tokens, group := all[backend.Seq], all[backend.Heads]/states
-	granule, width := 1, kernel.Rows*linearRows // of a staged row
+	granule, width := 1, 4*int(constants["QUADS"]) // of a staged row
 	decayed := when(!c.Decay.IsZero(), 1) + when(c.Decay.Shape()[backend.Dim] > 1, 1)
 	fit, others := 4*linearStage/width, 1+decayed/2 // staged rows, and those of a token that are no queries
 	queries := min(group, fit-others)
@@ -113,12 +122,12 @@ func (b *Backend) linearBy(kernel shaders.Linear, c *backend.LinearAttention) *q
 		Leaves: when(!c.PresentState.IsZero(), 1), Starts: when(!c.PastState.IsZero(), 1), QueryType: int(c.Q.DType()), KeyType: int(c.K.DType()),
 		ValueType: int(c.V.DType()), DecayType: int(c.Decay.DType()), BetaType: int(c.Beta.DType()), OutType: int(c.O.DType()),
 	}
-	loops := 4 + 2*group + (w.Slots+group)*kernel.Rows/16                     // of a thread for a token
+	loops := 4 + 2*group + (w.Slots+group)*width/(16*linearRows)              // of a thread for a token
 	each := float64(width * (linearColumns*(5+2*group) + convertOps*w.Slots)) // of a token
-	if kernel.Chunks {
-		granule, width = linearTokens, kernel.Rows*chunkRows
+	if constants["CHUNKS"] == 1 {
+		granule = linearTokens
 		w.Held, w.Slots, w.Queries = linearTokens, others+1, 1
-		loops, each = 16+3*group, float64(width*(linearColumns*(6+5*group)+convertOps*(others+group)))
+		loops, each = 16+11*group, float64(width*(linearColumns*(6+5*group)+convertOps*(others+group)))
 	}
 	past, present := inOut("past state", c.PastState, "present state", c.PresentState)
 	inPlace := past.T.IsZero() && !c.PastState.IsZero()

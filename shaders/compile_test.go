@@ -23,6 +23,7 @@ var (
 	matmulL    = Matmul{TX: 8, TY: 16, Rows: 8, CV: 2, QD: 4}
 	product16  = MatrixProduct{M: 16, N: 16, K: 16, Lanes: 32, SY: 2, SX: 2, RM: 2, CN: 2, Depth: 32}
 	matrixDKV  = MatrixGradient{In: F16, KV: F16, DO: F16, M: 16, N: 16, K: 16, Lanes: 32, TY: 4, Others: 16, Depth: 64, Columns: 64, Paired: true}
+	linear16   = MatrixLinear{Rows: 4, Low: true, M: 16, N: 16, K: 16, Lanes: 32}
 	gradient64 = Gradient{TX: 16, TY: 8, QD: 4, Paired: true}
 )
 
@@ -36,7 +37,7 @@ func (f Flash) with(o Option) Flash {
 func plain() []Variant {
 	decode, matmul, matrix := decode64, matmulL, matrix64
 	decode.Wide, decode.Extra, matmul.Skip, matrix.Paired = true, true, true, true
-	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, product16, Softmax{Held: true, Row: 1024}, gradient64, matrixDKV, RoPE{}, NormGate{}, Linear{Rows: 4}, Convert{}}
+	list := []Variant{Attention{DVB: 2}, flash64.with(Flagged), matrix, MatrixPeak{16, 8, 16, 32}, decode, merge64, matmul, product16, Softmax{Held: true, Row: 1024}, gradient64, matrixDKV, RoPE{}, NormGate{}, Linear{Rows: 4}, linear16, Convert{}}
 	for _, k := range fixed {
 		list = append(list, k)
 	}
@@ -146,6 +147,7 @@ func variants(f func(v Variant, departures int)) {
 		f(own(NormGate{on(0)}, on(0)), n)
 		f(own(Linear{Rows: pick(on(0), 32, 1)}, on(0)), n)
 		f(own(Linear{pick(on(0), 8, 1), true}, on(0)), n)
+		f(own(MatrixLinear{pick(on(0), 4, 1), on(0), pick(on(0), 8, 16), 8, pick(on(0), 8, 16), pick(on(0), 8, 32)}, on(0)), n)
 		f(MatrixPeak{8, pick(on(0), 8, 16), pick(on(0), 8, 16), pick(on(0), 8, 32)}, n)
 		f(Convert{pick(on(0), Q8, F32)}, n)
 		f(Convert{pick(on(0), Q4, F32)}, n)

@@ -37,11 +37,6 @@
 // in which offsets and strides of matrices are counted. Each subgroup has its own arrays of scores and weights, so that
 // offsets in them are constants: others get checks that hide from NVIDIA's compiler that they are aligned, and it then
 // moves matrices by single elements.
-diagnostic(off, chromium.subgroup_matrix_uniformity);
-diagnostic(off, subgroup_uniformity);
-enable f16;
-enable subgroups;
-enable chromium_experimental_subgroup_matrix;
 
 const EXPAND: u32 = 2u; // loops of @unroll(deep) are unrolled
 const PARTS: u32 = 2u - min(IN, 1u); // numbers of f16 for an element: 2 for f32
@@ -71,11 +66,6 @@ const SS: u32 = KEYS / 4u + 2u;
 const PS: u32 = KEYS / 4u + 2u;
 const AREA: u32 = TY * M * COLUMNS / 4u + THREADS * EACH; // vec4 of state
 const SLACK: f32 = 8.0;
-
-// Types name columns first.
-alias Left = subgroup_matrix_left<f16, K, M>;
-alias Right = subgroup_matrix_right<f16, N, K>;
-alias Result = subgroup_matrix_result<f32, N, M>;
 
 @each($x: q, k, v)
 @if(VEC * Q2 == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
@@ -374,11 +364,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) t: u32,
-    @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) { return; }
+@main(THREADS) {
     let r0 = block_of(id / p.batch_heads) * (TY * M);
     let head = (id % p.batch_heads) % p.heads;
     let batch = (id % p.batch_heads) / p.heads;

@@ -18,11 +18,6 @@
 // call keeps its factors.
 //
 // Workgroup memory: 8·OTHERS·(XS + YS) + TY·AREA·(32 + 8·(1 + KEYS)) + 4·TY·M + 8·TILE_ROWS + 20 bytes.
-diagnostic(off, chromium.subgroup_matrix_uniformity);
-diagnostic(off, subgroup_uniformity);
-enable f16;
-enable subgroups;
-enable chromium_experimental_subgroup_matrix;
 
 const Q2: u32 = VEC; // 1: q is bound as fours of f16
 const KV2: u32 = VEC; // the same for k and v
@@ -47,11 +42,6 @@ const YS: u32 = COLUMNS / 4u + 2u;
 const SS: u32 = OTHERS / 4u + 2u;
 const PS: u32 = (M / 4u + 2u) * KEYS + SS * (1u - KEYS); // of scores, dP and weights
 const AREA: u32 = (OTHERS * KEYS + M * (1u - KEYS)) * PS;
-
-// Types name columns first.
-alias Left = subgroup_matrix_left<f16, K, M>;
-alias Right = subgroup_matrix_right<f16, N, K>;
-alias Result = subgroup_matrix_result<f32, N, M>;
 
 @each($x: q, k, v, g)
 @if(VEC == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
@@ -228,11 +218,7 @@ fn done(x: f32) -> f32 { return select(x, 1.0, (p.flags & LEAVE) != 0u); }
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) t: u32,
-    @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) { return; }
+@main(THREADS) {
     let owner = id / p.parts % p.batch_heads;
     @inline owner_of_id();
     var first = begin;

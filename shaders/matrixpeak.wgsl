@@ -3,19 +3,11 @@
 // one operand are p.factor, those of the other 1. Storing a sum of the results keeps the compiler from removing the work.
 //
 // Workgroup memory: 2·K·(M + N) + 256/LANES·M·N bytes.
-diagnostic(off, chromium.subgroup_matrix_uniformity);
-enable f16;
-enable subgroups;
-enable chromium_experimental_subgroup_matrix;
 
 struct MatrixPeakParams {
     rounds: u32,
     factor: u32, // two f16
 }
-
-alias Left = subgroup_matrix_left<f16, K, M>;
-alias Right = subgroup_matrix_right<f16, N, K>;
-alias Result = subgroup_matrix_result<f32, N, M>;
 
 @binding var<storage, read_write> out: array<f32>;
 @binding var<uniform> p: MatrixPeakParams;

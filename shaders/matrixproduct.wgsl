@@ -20,11 +20,6 @@
 //
 // Workgroup memory: 8·SY·RM·M·AS + 8·SX·WR·WS + 16·SY·SX·M·OS bytes. Its arrays have vectors, in which offsets and strides of
 // matrices are counted, and each subgroup its own ones, as in matrix.wgsl.
-diagnostic(off, chromium.subgroup_matrix_uniformity);
-diagnostic(off, subgroup_uniformity);
-enable f16;
-enable subgroups;
-enable chromium_experimental_subgroup_matrix;
 
 const A: u32 = 1u; // types of a and w: f16
 const W: u32 = 1u;
@@ -44,11 +39,6 @@ const AS: u32 = QD + 2u;
 const WS: u32 = ALONG * QD + (1u - ALONG) * COLS + 2u;
 const WR: u32 = ALONG * 4u * COLS + (1u - ALONG) * DEPTH; // rows of w_tile
 const OS: u32 = COLS + 1u;
-
-// Types name columns first.
-alias Left = subgroup_matrix_left<f16, K, M>;
-alias Right = subgroup_matrix_right<f16, N, K>;
-alias Result = subgroup_matrix_result<f32, N, M>;
 
 @each($x $TWO: a A2, w W2)
 @if($TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
@@ -138,11 +128,7 @@ fn half_$x(x: vec4<u32>) -> vec2<u32> {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) t: u32,
-    @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
-    let id = p.first + group.y * groups.x + group.x;
-    if (id >= p.total) { return; }
+@main(THREADS) {
     @inline tile_of_product(SY * ROWS, 4u * CQ);
     let sy = subgroup / SX;
     let sx = subgroup % SX;

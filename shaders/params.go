@@ -253,6 +253,90 @@ func (p *MatmulParams) Append(b []byte) []byte {
 // SetRange implements Ranged.
 func (p *MatmulParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
+// LinearParams are the parameters of linear.wgsl and matrixlinear.wgsl.
+type LinearParams struct {
+	First      int // workgroups of the box that earlier dispatches ran
+	Total      int // workgroups of the box up to the end of this dispatch
+	Blocks     int // of 16 columns
+	Heads      int // states of a batch
+	Head0      int // index in the call of the box's first output head
+	Group      int // output heads of a state
+	QueryGroup int // output heads that share a query head
+	KeyGroup   int // output heads that share a key head
+	Tokens     int
+	Dim        int // K
+	VDim       int // columns of the box
+	Held       int // tokens that are staged together, at most 16
+	Slots      int // rows of a token that are staged
+	Queries    int // of them, those of queries
+	Decayed    int // 1: decays of heads, 2: of channels
+	Delta      int // 1: the delta rule
+	Starts     int // with the state in 1: past, 2: present; 0: with zeros
+	Leaves     int // 1: present is written
+	QueryType  int // type of query: 0 f32, 1 f16, 2 bf16
+	KeyType    int
+	ValueType  int
+	DecayType  int
+	BetaType   int
+	OutType    int // type of o
+	Scale      float32
+	Query      Strides
+	Key        Strides
+	Value      Strides
+	Decay      Strides
+	Beta       Strides
+	Past       Strides
+	O          Strides
+	Present    Strides
+}
+
+// Size implements Params.
+func (p *LinearParams) Size() int { return 368 }
+
+// Append implements Params.
+func (p *LinearParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.Blocks))
+	b = put32(b, uint32(p.Heads))
+	b = put32(b, uint32(p.Head0))
+	b = put32(b, uint32(p.Group))
+	b = put32(b, uint32(p.QueryGroup))
+	b = put32(b, uint32(p.KeyGroup))
+	b = put32(b, uint32(p.Tokens))
+	b = put32(b, uint32(p.Dim))
+	b = put32(b, uint32(p.VDim))
+	b = put32(b, uint32(p.Held))
+	b = put32(b, uint32(p.Slots))
+	b = put32(b, uint32(p.Queries))
+	b = put32(b, uint32(p.Decayed))
+	b = put32(b, uint32(p.Delta))
+	b = put32(b, uint32(p.Starts))
+	b = put32(b, uint32(p.Leaves))
+	b = put32(b, uint32(p.QueryType))
+	b = put32(b, uint32(p.KeyType))
+	b = put32(b, uint32(p.ValueType))
+	b = put32(b, uint32(p.DecayType))
+	b = put32(b, uint32(p.BetaType))
+	b = put32(b, uint32(p.OutType))
+	b = put32(b, math.Float32bits(p.Scale))
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = p.Query.append(b)
+	b = p.Key.append(b)
+	b = p.Value.append(b)
+	b = p.Decay.append(b)
+	b = p.Beta.append(b)
+	b = p.Past.append(b)
+	b = p.O.append(b)
+	b = p.Present.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *LinearParams) SetRange(first, total int) { p.First, p.Total = first, total }
+
 // ConvParams are the parameters of conv.wgsl.
 type ConvParams struct {
 	First        int // workgroups of the box that earlier dispatches ran
@@ -454,90 +538,6 @@ func (p *IndexParams) Append(b []byte) []byte {
 
 // SetRange implements Ranged.
 func (p *IndexParams) SetRange(first, total int) { p.First, p.Total = first, total }
-
-// LinearParams are the parameters of linear.wgsl.
-type LinearParams struct {
-	First      int // workgroups of the box that earlier dispatches ran
-	Total      int // workgroups of the box up to the end of this dispatch
-	Blocks     int // of 16 columns
-	Heads      int // states of a batch
-	Head0      int // index in the call of the box's first output head
-	Group      int // output heads of a state
-	QueryGroup int // output heads that share a query head
-	KeyGroup   int // output heads that share a key head
-	Tokens     int
-	Dim        int // K
-	VDim       int // columns of the box
-	Held       int // tokens that are staged together, at most 16
-	Slots      int // rows of a token that are staged
-	Queries    int // of them, those of queries
-	Decayed    int // 1: decays of heads, 2: of channels
-	Delta      int // 1: the delta rule
-	Starts     int // with the state in 1: past, 2: present; 0: with zeros
-	Leaves     int // 1: present is written
-	QueryType  int // type of query: 0 f32, 1 f16, 2 bf16
-	KeyType    int
-	ValueType  int
-	DecayType  int
-	BetaType   int
-	OutType    int // type of o
-	Scale      float32
-	Query      Strides
-	Key        Strides
-	Value      Strides
-	Decay      Strides
-	Beta       Strides
-	Past       Strides
-	O          Strides
-	Present    Strides
-}
-
-// Size implements Params.
-func (p *LinearParams) Size() int { return 368 }
-
-// Append implements Params.
-func (p *LinearParams) Append(b []byte) []byte {
-	b = put32(b, uint32(p.First))
-	b = put32(b, uint32(p.Total))
-	b = put32(b, uint32(p.Blocks))
-	b = put32(b, uint32(p.Heads))
-	b = put32(b, uint32(p.Head0))
-	b = put32(b, uint32(p.Group))
-	b = put32(b, uint32(p.QueryGroup))
-	b = put32(b, uint32(p.KeyGroup))
-	b = put32(b, uint32(p.Tokens))
-	b = put32(b, uint32(p.Dim))
-	b = put32(b, uint32(p.VDim))
-	b = put32(b, uint32(p.Held))
-	b = put32(b, uint32(p.Slots))
-	b = put32(b, uint32(p.Queries))
-	b = put32(b, uint32(p.Decayed))
-	b = put32(b, uint32(p.Delta))
-	b = put32(b, uint32(p.Starts))
-	b = put32(b, uint32(p.Leaves))
-	b = put32(b, uint32(p.QueryType))
-	b = put32(b, uint32(p.KeyType))
-	b = put32(b, uint32(p.ValueType))
-	b = put32(b, uint32(p.DecayType))
-	b = put32(b, uint32(p.BetaType))
-	b = put32(b, uint32(p.OutType))
-	b = put32(b, math.Float32bits(p.Scale))
-	b = put32(b, 0)
-	b = put32(b, 0)
-	b = put32(b, 0)
-	b = p.Query.append(b)
-	b = p.Key.append(b)
-	b = p.Value.append(b)
-	b = p.Decay.append(b)
-	b = p.Beta.append(b)
-	b = p.Past.append(b)
-	b = p.O.append(b)
-	b = p.Present.append(b)
-	return b
-}
-
-// SetRange implements Ranged.
-func (p *LinearParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
 // ListsParams are the parameters of lists.wgsl.
 type ListsParams struct {

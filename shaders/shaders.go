@@ -16,7 +16,8 @@
 //	@binding var<...> x: T;             numbers the bindings of group 0 in their order
 //	@binding var<...> a, b: T;          declares several names of a type, as do variables and fields of parameters
 //	@ranged struct A { ... }            parameters of a kernel with @main: adds first, total and padding
-//	@main(n) { ... }                    the entry point, for n threads; it has t, the thread, and id, see [Ranged]
+//	@main(n) { ... }                    the entry point, for n threads; it has t, the thread, and id, see [Ranged],
+//	                                    and on matrix units subgroup and lane
 //	@if(IN == 1u) ... @else ...         keeps one of two declarations or statements; @else is optional
 //	@unroll for (...) { ... }           copies the body for each value of the counter, see [Expand]
 //	@each($x $T: q IN, k KV) fn f_$x    copies a declaration or statement: WGSL has no pointers to bindings

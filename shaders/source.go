@@ -51,6 +51,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let id = p.first + group.y * groups.x + group.x;
     if (id >= p.total) { return; }`
 
+// Directives of kernels on matrix units, and what their entry points end with.
+const (
+	matrixHead = `diagnostic(off, chromium.subgroup_matrix_uniformity);
+diagnostic(off, subgroup_uniformity);
+enable f16, subgroups, chromium_experimental_subgroup_matrix;
+`
+	matrixInputs = ", @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {"
+)
+
 // sources holds the kernels by name, and common under the name common. A kernel may have more files in a folder
 // of its name.
 var sources = sync.OnceValue(func() map[string]source {
@@ -98,7 +107,11 @@ func parse(text string, shared map[string]part) source {
 	s.text = several.ReplaceAllStringFunc(s.text, separate)
 	maps.Copy(s.parts, shared)
 	s.head = strings.Join(directive.FindAllString(s.text, -1), "")
-	text = strings.TrimSpace(entry.ReplaceAllString(directive.ReplaceAllString(s.text, ""), mainFunction))
+	start := mainFunction
+	if strings.Contains(s.text, "subgroupMatrix") {
+		s.head, start = s.head+matrixHead, strings.Replace(start, ") {", matrixInputs, 1)
+	}
+	text = strings.TrimSpace(entry.ReplaceAllString(directive.ReplaceAllString(s.text, ""), start))
 	for text = s.copied(text); text != "" && s.err == nil; {
 		n := item(text)
 		s.add(text[:n])

@@ -240,6 +240,15 @@ type Linear struct {
 	Chunks bool // of 16 tokens, else token after token
 }
 
+// MatrixLinear is linear attention in chunks of 16 tokens on matrix units.
+type MatrixLinear struct {
+	Rows int  // as in Linear
+	Low  bool // queries or keys have more than 16 bits
+
+	M, N, K int // of a product: MxK times KxN, divisors of 16
+	Lanes   int // of a subgroup, a divisor of 128
+}
+
 // Convert copies between types.
 type Convert struct {
 	To Type // Q8, Q4 or F8 if only o is, else F32
@@ -300,6 +309,7 @@ func (Gradient) Name() string       { return "gradient" }
 func (RoPE) Name() string           { return "rope" }
 func (NormGate) Name() string       { return "normgate" }
 func (Linear) Name() string         { return "linear" }
+func (MatrixLinear) Name() string   { return "matrixlinear" }
 func (Convert) Name() string        { return "convert" }
 func (k Fixed) Name() string        { return string(k) }
 func (k Custom) Name() string       { return k.Title }

@@ -1,5 +1,10 @@
 // Parts of the kernels on matrix units.
 
+// Types name columns first.
+alias Left = subgroup_matrix_left<f16, K, M>;
+alias Right = subgroup_matrix_right<f16, N, K>;
+alias Result = subgroup_matrix_result<f32, N, M>;
+
 // halves_of returns x in f16.
 fn halves_of(x: vec4<f32>) -> vec2<u32> { return bitcast<vec2<u32>>(vec4<f16>(x)); }
 

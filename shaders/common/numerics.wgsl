@@ -136,11 +136,14 @@ fn rounded(w: vec4<f32>) -> vec4<f32> {
     return r;
 }
 
-// finite reports whether x has neither a NaN nor an infinity.
-fn finite(x: vec4<f32>) -> bool {
+// greatest returns the bits of the largest |x|, and more than those of infinity if there is a NaN.
+fn greatest(x: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
-    return max(max(bits.x, bits.y), max(bits.z, bits.w)) < 0x7f800000u;
+    return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
+
+// finite reports whether x has neither a NaN nor an infinity.
+fn finite(x: vec4<f32>) -> bool { return greatest(x) < 0x7f800000u; }
 
 fn largest(s: vec4<f32>) -> f32 {
     return max(max(s.x, s.y), max(s.z, s.w));

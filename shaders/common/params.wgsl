@@ -97,3 +97,28 @@ const SUMS: u32 = 2048u; // the first phase of the softmax stage
 const WEIGHTS: u32 = 4096u; // the second phase
 const HAS_OFFSETS: u32 = 8192u;
 const HAS_COUNTS: u32 = 16384u; // of listed keys, in the table
+
+// LinearParams are the parameters of linear.wgsl and matrixlinear.wgsl.
+@ranged struct LinearParams {
+    blocks: u32, // of 16 columns
+    heads: u32, // states of a batch
+    head0: u32, // index in the call of the box's first output head
+    group: u32, // output heads of a state
+    query_group: u32, // output heads that share a query head
+    key_group: u32, // output heads that share a key head
+    tokens: u32,
+    dim: u32, // K
+    vdim: u32, // columns of the box
+    held: u32, // tokens that are staged together, at most 16
+    slots: u32, // rows of a token that are staged
+    queries: u32, // of them, those of queries
+    decayed: u32, // 1: decays of heads, 2: of channels
+    delta: u32, // 1: the delta rule
+    starts: u32, // with the state in 1: past, 2: present; 0: with zeros
+    leaves: u32, // 1: present is written
+    query_type: u32, // type of query: 0 f32, 1 f16, 2 bf16
+    key_type, value_type, decay_type, beta_type: u32,
+    out_type: u32, // type of o
+    scale: f32,
+    query, key, value, decay, beta, past, o, present: Strides,
+}
