@@ -92,9 +92,9 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 // Task implements pool.Job.
 func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 	s, mem := tile.SpaceOf(w), w.Floats(j.floats)
-	between := rowStep - 1 // two looks at the context
+	lookMask := rowStep - 1 // one row in rowStep looks at the context
 	if j.problem != nil {
-		between = 0 // rows of scores may be long
+		lookMask = 0 // rows of scores may be long
 		if j.scores.Drops {
 			j.scores.Seed(&s.Draw)
 		}
@@ -102,7 +102,7 @@ func (j *rowJob) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 	head, from := t/j.headTasks, t%j.headTasks*j.taskRows
 	b, h := head/j.heads, head%j.heads
 	for i := from; i < min(j.seq, from+j.taskRows); i++ {
-		if i&between == 0 {
+		if i&lookMask == 0 {
 			if err := turn.Pause(); err != nil {
 				return err
 			}

@@ -28,7 +28,7 @@ type decode struct {
 	splits shaders.Variant
 	merge  shaders.Variant
 	wide   bool    // K is read 16 bytes at a time
-	all    cut.Box // the keys that any row sees, in whole splits
+	seen   cut.Box // the keys that any row sees, in whole splits
 	rows   int     // query rows of a workgroup
 	width  int     // float32 of a row's state for a split
 }
@@ -63,10 +63,10 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	}
 	x.cutter.Granule = x.tiling.Split
 	x.cutter.AlignGranules()
-	x.all = a.all().Visible(c.Visible, x.tiling.Split)
+	x.seen = a.all().Visible(c.Visible, x.tiling.Split)
 	// The splits of a row are adjacent until they are merged. MaxState bounds a merge, too:
 	// splitmerge.wgsl makes 16 iterations for 128 splits, whose state takes 26 KiB or more.
-	splits := ceil(x.all.Len(cut.Col), x.tiling.Split)
+	splits := ceil(x.seen.Len(cut.Col), x.tiling.Split)
 	rows := int(x.cutter.MaxState / uint64(4*x.width*max(splits, 1)))
 	if rows == 0 {
 		return nil, fmt.Errorf("the %d splits of a row take %d bytes of scratch, a binding holds %d: %w",
@@ -77,7 +77,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	most[cut.Head] = min(rows/most[cut.Row], d.Heads)
 	most[cut.Batch] = min(rows/most[cut.Row]/most[cut.Head], d.Batch)
 	a.limit(x.cutter)
-	return x, x.cutter.Fits(x.all)
+	return x, x.cutter.Fits(x.seen)
 }
 
 // variants sets the kernels.
@@ -99,7 +99,7 @@ func (x *decode) variants() error {
 }
 
 func (x *decode) op() *queue.Op {
-	return &queue.Op{Cutter: x.cutter, Space: x.all, Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.splits}
+	return &queue.Op{Cutter: x.cutter, Space: x.seen, Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.splits}
 }
 
 // sweep narrows a box to the keys that any of its rows sees, in whole splits: chunks of

@@ -248,10 +248,10 @@ func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err 
 		switch {
 		case !want || err != nil:
 		case c.packed: // [total, H, last]
-			*t, err = alloc(dtype, BSHD.inMemory(c.rows(last)))
+			*t, err = alloc(dtype, BSHD.inMemory(c.shapeOf(last)))
 			*t = BSHD.view(*t)
 		default:
-			*t, err = alloc(dtype, c.rows(last))
+			*t, err = alloc(dtype, c.shapeOf(last))
 		}
 	}
 	request(&r.O, true, c.q.DType(), c.dims.ValueDim)
@@ -365,16 +365,16 @@ func (c *Call) checkOutputs(out Result) error {
 	if err := c.ready(); err != nil {
 		return err
 	}
-	if err := cmp.Or(out.O.CheckShape("o", c.rows(c.dims.ValueDim), "[B, H, Sq, Dv] of q and v", c.q.DType(), F32),
-		checkOptional("lse", out.LSE, c.rows(1), "[B, H, Sq, 1] of q", F32),
-		checkOptional("weights", out.Weights, c.rows(c.dims.SeqK), "[B, H, Sq, Sk] of q and k", F32)); err != nil || out.Weights.IsZero() {
+	if err := cmp.Or(out.O.CheckShape("o", c.shapeOf(c.dims.ValueDim), "[B, H, Sq, Dv] of q and v", c.q.DType(), F32),
+		checkOptional("lse", out.LSE, c.shapeOf(1), "[B, H, Sq, 1] of q", F32),
+		checkOptional("weights", out.Weights, c.shapeOf(c.dims.SeqK), "[B, H, Sq, Sk] of q and k", F32)); err != nil || out.Weights.IsZero() {
 		return err
 	}
 	return c.checkPath(true)
 }
 
-// rows returns the shape of a tensor with so many elements for each row.
-func (c *Call) rows(elements int) Shape {
+// shapeOf returns the shape of a tensor with so many elements for each row.
+func (c *Call) shapeOf(elements int) Shape {
 	return Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, elements}
 }
 

@@ -130,8 +130,8 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	if err := c.checkOutputs(result); err != nil {
 		return err
 	}
-	return cmp.Or(d.O.CheckShape("d.o", c.rows(c.dims.ValueDim), "shape of o", floats...),
-		checkOptional("d.lse", d.LSE, c.rows(1), "shape of lse", F32), c.checkGradients(grads))
+	return cmp.Or(d.O.CheckShape("d.o", c.shapeOf(c.dims.ValueDim), "shape of o", floats...),
+		checkOptional("d.lse", d.LSE, c.shapeOf(1), "shape of lse", F32), c.checkGradients(grads))
 }
 
 // gradientRule is what a gradient of a call must be.
@@ -309,7 +309,7 @@ func (c *Call) rehearseBackward(ctx context.Context, want Gradients, f func(diff
 		if err != nil {
 			return err
 		}
-		if out.LSE, err = Meta(F32, c.rows(1)); err != nil {
+		if out.LSE, err = Meta(F32, c.shapeOf(1)); err != nil {
 			return err
 		}
 		d := Result{O: out.O}

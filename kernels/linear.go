@@ -30,7 +30,8 @@ import (
 //
 // Inputs are F32, F16 or BF16, each independently, and strides are arbitrary. Output head h reads query head
 // ⌊h·Hq/Ho⌋ and state head ⌊h·Hv/Ho⌋, which reads key head ⌊h·Hk/Hv⌋. The arithmetic is in float32 at least. A g of -Inf
-// clears the state, as does one below -128. Tokens depend on no later ones, sequences on no other ones.
+// clears the state, as does one below -128. Tokens depend on no later ones, but for rounding on matrix units of a GPU, and
+// sequences on no other ones.
 //
 // With Beta each key should have length 1 and β lie in [0, 2]. Otherwise the state may grow without bound, and rounding
 // errors with it. Nothing is normalised here, see [Device.Normalise].

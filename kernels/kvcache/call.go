@@ -140,7 +140,7 @@ type step struct {
 
 // step returns the call that attends from q to seqs, for the caller to put back.
 func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt *CallOptions) (*step, error) {
-	s, _ := p.steps.Get().(*step)
+	s, _ := p.idle.Get().(*step)
 	if s == nil {
 		s = new(step)
 	}
@@ -163,7 +163,7 @@ func (p *pool) putBack(s *step) {
 	s.memory.Free()
 	clear(s.pages.Table)
 	s.q, s.asked, s.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
-	p.steps.Put(s)
+	p.idle.Put(s)
 }
 
 // fill sets the operands and options of s.
