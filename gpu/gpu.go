@@ -44,7 +44,6 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -184,15 +183,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 
 // lower returns l with the limits of o.
 func (o Options) lower(l gputypes.Limits) gputypes.Limits {
-	m := o.Limits
-	l.MaxBufferSize = cmp.Or(m.MaxBufferSize, l.MaxBufferSize)
-	l.MaxStorageBufferBindingSize = cmp.Or(m.MaxStorageBufferBindingSize, l.MaxStorageBufferBindingSize)
-	l.MaxStorageBuffersPerShaderStage = cmp.Or(m.MaxStorageBuffersPerShaderStage, l.MaxStorageBuffersPerShaderStage)
-	l.MaxComputeWorkgroupStorageSize = cmp.Or(m.MaxComputeWorkgroupStorageSize, l.MaxComputeWorkgroupStorageSize)
-	l.MaxComputeInvocationsPerWorkgroup = cmp.Or(m.MaxComputeInvocationsPerWorkgroup, l.MaxComputeInvocationsPerWorkgroup)
-	l.MaxComputeWorkgroupsPerDimension = cmp.Or(m.MaxComputeWorkgroupsPerDimension, l.MaxComputeWorkgroupsPerDimension)
-	l.MinStorageBufferOffsetAlignment = cmp.Or(m.MinStorageBufferOffsetAlignment, l.MinStorageBufferOffsetAlignment)
-	l.MinUniformBufferOffsetAlignment = cmp.Or(m.MinUniformBufferOffsetAlignment, l.MinUniformBufferOffsetAlignment)
+	port.CopyFields(&l, &o.Limits)
 	return l
 }
 
@@ -264,14 +255,18 @@ func openShared(selector string, opt Options) (*Backend, error) {
 	if opt.Shared.Adapter == nil || opt.Shared.Device == nil {
 		return nil, fmt.Errorf("Options.Shared has no Adapter or no Device, set both: %w", backend.ErrOption)
 	}
-	dev, info, err := libraries.Share(opt.Shared.Adapter, opt.Shared.Device, func(l gputypes.Limits) gputypes.Limits {
-		l.MaxComputeInvocationsPerWorkgroup = min(l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupSizeX)
-		return opt.lower(l)
-	})
+	lib, most, info, err := libraries.Share(opt.Shared.Adapter, opt.Shared.Device)
+	limits := most
+	limits.MaxComputeInvocationsPerWorkgroup = min(most.MaxComputeInvocationsPerWorkgroup, most.MaxComputeWorkgroupSizeX)
+	limits = opt.lower(limits)
+	var dev port.Device
+	if err == nil {
+		dev, err = port.Share(lib, limits, most)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("Options.Shared: %w", queue.Translate(name, err))
 	}
-	return newBackend(dev, adapter.Describe(name, info, dev.Limits()), opt)
+	return newBackend(dev, adapter.Describe(name, info, limits), opt)
 }
 
 // Wrap returns a buffer of the program, on the device of Options.Shared, as a contiguous

@@ -113,14 +113,8 @@ func (x *indexing) ops(n int) (ops []*queue.Op, err error) {
 		return part(part(t, backend.Batch, b, b+1), backend.Seq, i, end)
 	}
 	qs, ks, w, out := ofRows(x.c.Q), part(x.c.K, backend.Batch, b, b+1), ofRows(x.c.W), ofRows(x.out)
-	from, to := keys, 0 // that the rows see
-	for r := i; r < end; r++ {
-		if lo, hi := x.c.Visible.Range(b, r, keys); lo < hi {
-			from, to = min(from, lo), max(to, hi)
-		}
-	}
-	from = min(from, max(to, 1)-1) // one key, which is hidden, if they see none
-	to = max(to, 1)
+	seen := cut.Box{Lo: [...]int{b, 0, i, 0, 0}, Hi: [...]int{b + 1, 1, end, keys, 1}}.Visible(x.c.Visible, 1)
+	from, to := seen.Lo[cut.Col], max(seen.Hi[cut.Col], 1) // one key, which is hidden, if the rows see none
 	var past backend.Tensor
 	for j := from; j < to; j += x.n {
 		n := min(x.n, to-j)

@@ -329,10 +329,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 			return err
 		}
 	}
-	be, err := c.dev.on(ctx)
-	if err == nil {
-		err = be.Attention(ctx, c.calls...)
-	}
+	err = c.dev.attend(ctx, c.calls...)
 	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero()) {
 		return left.Err // see bindPartial
 	}

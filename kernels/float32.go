@@ -172,10 +172,10 @@ func (d *Device) ToInt32(ctx context.Context, t Tensor) ([]int32, error) {
 // element of a mask is 1, a false one 0.
 func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 	host, err := AllocHost(t.DType(), t.Shape())
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = d.Download(ctx, host, t)
 	}
-	if err := d.Download(ctx, host, t); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if t.DType() == F32 {

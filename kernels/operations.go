@@ -74,10 +74,8 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) 
 	if err != nil {
 		return fmt.Errorf("w: %w", err)
 	}
-	if err := y.CheckShape("y", Shape{xs[Batch], xs[Heads], xs[Seq], n}, "[B, H, S, N] of x and w", floats...); err != nil {
-		return err
-	}
-	if err := checkOptional("bias", bias, Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
+	if err := cmp.Or(y.CheckShape("y", Shape{xs[Batch], xs[Heads], xs[Seq], n}, "[B, H, S, N] of x and w", floats...),
+		checkOptional("bias", bias, Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...)); err != nil {
 		return err
 	}
 	return d.compute(ctx, func() error { return p.Project(ctx, y, x, w, bias) }, y)

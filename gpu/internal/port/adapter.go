@@ -42,11 +42,10 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 	return newDevice(lib, l, a.Info().Features), nil
 }
 
-// Share returns a Device over a device that the program has opened, with the limits most. Close
+// Share returns a Device with the limits l over a device that the program has opened with the limits most. Close
 // releases what was created through it, and leaves the device and its adapter to the program.
-// lower returns the limits to keep. Share returns ErrInvalid for limits beyond most.
-func Share(lib Library, most gputypes.Limits, lower func(gputypes.Limits) gputypes.Limits) (Device, error) {
-	l := lower(most)
+// Share returns ErrInvalid for limits beyond most.
+func Share(lib Library, l, most gputypes.Limits) (Device, error) {
 	if err := Within(l, most); err != nil {
 		lib.Close()
 		return nil, err
@@ -54,12 +53,12 @@ func Share(lib Library, most gputypes.Limits, lower func(gputypes.Limits) gputyp
 	return newDevice(lib, l, Features{}), nil
 }
 
-// CopyFields copies the fields that two structures have both. Those of the libraries differ in
-// their order and in a few fields that compute does not use.
+// CopyFields copies the fields that two structures have both, unless they are zero. Those of the libraries
+// differ in their order and in a few fields that compute does not use.
 func CopyFields(to, from any) {
 	dst, src := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
 	for i := range dst.NumField() {
-		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() && dst.Field(i).CanSet() {
+		if f := src.FieldByName(dst.Type().Field(i).Name); f.IsValid() && !f.IsZero() && dst.Field(i).CanSet() {
 			dst.Field(i).Set(f)
 		}
 	}

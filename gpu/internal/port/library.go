@@ -2,8 +2,6 @@ package port
 
 import (
 	"context"
-	"strings"
-	"unsafe"
 
 	"github.com/gogpu/gputypes"
 )
@@ -110,55 +108,4 @@ type Info struct {
 	// Library names the library that reaches the adapter, with its version.
 	Library  string
 	Features Features
-}
-
-// Foreign calls the functions of C libraries that are opened at run time. The linked library's
-// package implements it: through cgo where that is used, else without. Words are integers and
-// addresses, of C's memory or of Go's heap.
-type Foreign interface {
-	// Open returns a handle of a library, by its path or by a name that the system's loader finds.
-	Open(name string) (library uintptr, err error)
-	// Symbol returns an address, 0 if the library lacks it.
-	Symbol(library uintptr, name string) uintptr
-	// Call calls f with the first n words.
-	Call(f uintptr, n int, words [6]uintptr) uintptr
-	// CallInfo calls f with the first one to four words and a WGPU...CallbackInfo, passed by value.
-	CallInfo(f uintptr, info CallbackInfo, n int, words [6]uintptr)
-	// Callbacks returns the three kinds of callbacks. All call answer, which returns soon.
-	Callbacks(answer func(user [2]uintptr, a Answer)) Callbacks
-}
-
-// CallbackInfo is a WGPU...CallbackInfo.
-type CallbackInfo struct {
-	Next     uintptr
-	Mode     uint32
-	Callback uintptr
-	User     [2]uintptr
-}
-
-// Callbacks are functions of C with two words of the program at the end: with a status, an object
-// and a message; with a status and a message; and with a device, a type and a message.
-type Callbacks struct{ Object, Status, Device uintptr }
-
-// Answer is what a callback was called with.
-type Answer struct {
-	Status  uint32 // or a type
-	Object  uintptr
-	Message string
-}
-
-// Pointer returns an address of C's memory, or of an object that is kept, as a pointer.
-func Pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&address)) }
-
-// StringView copies a WGPUStringView: its length is the largest number where a 0 ends it.
-func StringView(data, length uintptr) string {
-	if data == 0 {
-		return ""
-	}
-	p := Pointer(data)
-	if length == ^uintptr(0) {
-		for length = 0; *(*byte)(unsafe.Add(p, length)) != 0; length++ {
-		}
-	}
-	return strings.Clone(unsafe.String((*byte)(p), length))
 }

@@ -297,10 +297,10 @@ func (x *exercise) results(ctx context.Context, v Variant) (*results, error) {
 // floats downloads t.
 func (x *exercise) floats(ctx context.Context, t backend.Tensor) ([]float32, error) {
 	host, err := backend.AllocHost(t.DType(), t.Shape())
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = x.r.Download(ctx, host, t)
 	}
-	if err := x.r.Download(ctx, host, t); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if t.DType() == backend.F32 {

@@ -8,21 +8,21 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Matrices are the products of f16 matrices with float32 sums that a device offers.
+// Matrices is the largest product of f16 matrices with float32 sums that a device offers. The zero value is none.
 type Matrices struct {
-	LanesMin, LanesMax int      // of a subgroup
-	Sizes              [][3]int // M, N and K
+	largest  shaders.MatrixPeak
+	lanesMax int // of a subgroup
 }
 
 // MatricesOf returns the matrices of a device that kernels use.
 func MatricesOf(f port.Features) Matrices {
-	m := Matrices{LanesMin: int(f.SubgroupMin), LanesMax: int(f.SubgroupMax)}
+	k := shaders.MatrixPeak{Lanes: int(f.SubgroupMin)}
 	for _, x := range f.Matrices {
-		if f.F16 && x.Component == port.F16 && x.Result == port.F32 {
-			m.Sizes = append(m.Sizes, [3]int{int(x.M), int(x.N), int(x.K)})
+		if f.F16 && x.Component == port.F16 && x.Result == port.F32 && int(x.M*x.N*x.K) > k.M*k.N*k.K {
+			k.M, k.N, k.K = int(x.M), int(x.N), int(x.K)
 		}
 	}
-	return m
+	return Matrices{k, int(f.SubgroupMax)}
 }
 
 const (
@@ -35,19 +35,13 @@ const (
 
 // Largest returns the largest product, or why there is none.
 func (m Matrices) Largest() (k shaders.MatrixPeak, whyNot string) {
-	k.Lanes = m.LanesMin
-	for _, x := range m.Sizes {
-		if x[0]*x[1]*x[2] > k.M*k.N*k.K {
-			k.M, k.N, k.K = x[0], x[1], x[2]
-		}
-	}
-	switch {
+	switch k = m.largest; {
 	case k.M == 0:
-		return k, "the device lists no products of f16 matrices with float32 sums"
-	case m.LanesMin != m.LanesMax:
-		return k, fmt.Sprintf("subgroups have %d to %d lanes, matrices need one size", m.LanesMin, m.LanesMax)
+		whyNot = "the device lists no products of f16 matrices with float32 sums"
+	case k.Lanes != m.lanesMax:
+		whyNot = fmt.Sprintf("subgroups have %d to %d lanes, matrices need one size", k.Lanes, m.lanesMax)
 	}
-	return k, ""
+	return k, whyNot
 }
 
 // Kernel returns the kernel on matrix units for calls of shape s with heads of dim elements, by rule, without what depends

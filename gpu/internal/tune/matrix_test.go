@@ -6,18 +6,20 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/shaders"
 )
 
 // TestMatrices: the kernel takes the largest product that the device lists, and fits its limits. Rows
 // and heads change only how many subgroups share keys.
 func TestMatrices(t *testing.T) {
-	nvidia, intel, mesa := [][3]int{{16, 8, 16}, {16, 16, 16}, {16, 8, 8}}, [][3]int{{8, 16, 16}}, [][3]int{{8, 8, 8}}
+	nvidia, intel, mesa := [][3]uint32{{16, 8, 16}, {16, 16, 16}, {16, 8, 8}}, [][3]uint32{{8, 16, 16}}, [][3]uint32{{8, 8, 8}}
 	for _, c := range []struct {
 		name          string
 		of            backend.DType
-		sizes         [][3]int
-		lanes, memory int
+		sizes         [][3]uint32
+		lanes         uint32
+		memory        int
 		dim, dv, rows int
 		software      bool
 		want, whyNot  string // MxNxK, subgroups x keys, depth and columns
@@ -37,10 +39,14 @@ func TestMatrices(t *testing.T) {
 		{"f32: heads over 128", backend.F32, nvidia, 32, 48 << 10, 64, 129, 4096, false, "", "up to 128 elements of f32"},
 		{"no memory", backend.F16, nvidia, 32, 2 << 10, 128, 128, 4096, false, "", "fit no workgroup"},
 	} {
-		m := Matrices{LanesMin: c.lanes, LanesMax: c.lanes, Sizes: c.sizes}
+		f := port.Features{F16: true, SubgroupMin: c.lanes, SubgroupMax: c.lanes}
 		if c.lanes == 0 {
-			m.LanesMin, m.LanesMax = 8, 32
+			f.SubgroupMin, f.SubgroupMax = 8, 32
 		}
+		for _, x := range c.sizes {
+			f.Matrices = append(f.Matrices, port.Matrix{M: x[0], N: x[1], K: x[2], Component: port.F16, Result: port.F32})
+		}
+		m := MatricesOf(f)
 		s := Shape{ValueDim: c.dv, Heads: 16, SeqQ: c.rows, In: c.of, KV: c.of, Wide: true, Software: c.software,
 			Limits: Limits{Threads: 256, Memory: c.memory}}
 		k, whyNot := m.Kernel(s, c.dim)

@@ -85,7 +85,11 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 		c.rounds = int(min(max(trialTime/max(took, 1), 1), maxRounds))
 		return run(c)
 	}
-	fail := func(c *timed, err error) error {
+	// fatal notes the failure of a candidate, unless err is nil. It returns the errors that end all trials.
+	fatal := func(c *timed, err error) error {
+		if err == nil {
+			return nil
+		}
 		c.times = nil
 		lost := errors.Is(err, backend.ErrDeviceLost)
 		if ctx.Err() != nil {
@@ -108,11 +112,10 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 		x := &timed{candidate: c}
 		tried = append(tried, x)
 		keep(c.name)
-		if err := begin(x); err != nil {
-			if err := fail(x, err); err != nil {
-				return err
-			}
-		} else if c.name != plainName {
+		if err := fatal(x, begin(x)); err != nil {
+			return err
+		}
+		if x.times != nil && c.name != plainName {
 			right++
 		}
 	}
@@ -121,7 +124,7 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 	for began := time.Now(); right > 0 && time.Since(began) < wakeTime; {
 		c := tried[slices.IndexFunc(tried, func(c *timed) bool { return c.times != nil })]
 		if _, err := c.time(ctx, c.rounds); err != nil {
-			if err := fail(c, err); err != nil {
+			if err := fatal(c, err); err != nil {
 				return err
 			}
 			break
@@ -132,10 +135,8 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 			if c.times == nil {
 				continue
 			}
-			if err := run(c); err != nil {
-				if err := fail(c, err); err != nil {
-					return err
-				}
+			if err := fatal(c, run(c)); err != nil {
+				return err
 			}
 		}
 	}

@@ -27,10 +27,10 @@ const (
 	Plain               // the plain kernel
 )
 
+var modeNames = [...]string{"default", "off", "stored", "first", plainName}
+
 // String returns off, stored, first, plain or default.
-func (m Mode) String() string {
-	return [...]string{"default", "off", "stored", "first", plainName}[min(m, Plain)]
-}
+func (m Mode) String() string { return modeNames[min(m, Plain)] }
 
 // env is the environment variable that Default reads.
 const env = "ATTN_GPU_TUNE"
@@ -49,10 +49,8 @@ func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
 	case value == "":
 		return First, nil
 	}
-	for _, m := range []Mode{Off, Stored, First, Plain} {
-		if m.String() == value {
-			return m, nil
-		}
+	if i := slices.Index(modeNames[:], value); i > int(Default) {
+		return Mode(i), nil
 	}
 	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored, first or plain: %w", env, value, backend.ErrOption)
 }

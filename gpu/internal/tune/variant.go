@@ -318,9 +318,8 @@ func (s Shape) Candidates() []Variant {
 	}
 	for _, v := range variants[s.Tiling] {
 		if s.Software {
-			v = v.Quick()
-		}
-		if s.Software || !v.direct() {
+			add(v.Quick())
+		} else if !v.direct() {
 			add(v)
 		}
 		if v.Name == "L" && !s.Software {

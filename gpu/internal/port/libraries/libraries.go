@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -58,29 +59,29 @@ func Adapters(library string) ([]*port.Adapter, error) {
 	return all, nil
 }
 
+// matrixDevices are those of Vulkan, which is asked once.
+var matrixDevices = sync.OnceValue(loaded.MatrixDevices)
+
 // Unreached marks the features of adapters whose matrix units Vulkan offers and no library at hand. It loads all drivers.
 func Unreached(infos []port.Info) {
-	if foreign == nil || slices.ContainsFunc(infos, func(i port.Info) bool { return len(i.Features.Matrices) > 0 }) {
+	if slices.ContainsFunc(infos, func(i port.Info) bool { return len(i.Features.Matrices) > 0 }) {
 		return
 	}
-	names := loaded.MatrixDevices(foreign)
 	for i := range infos {
-		infos[i].Features.Unreached = slices.Contains(names, infos[i].Name)
+		infos[i].Features.Unreached = slices.Contains(matrixDevices(), infos[i].Name)
 	}
 }
 
 // opened lists the adapters of a library that is opened, "" for one that the system finds.
 func opened(library string) (all []port.LibraryAdapter, first bool, err error) {
 	switch {
-	case library == None || library == "" && foreign == nil:
-	case foreign == nil:
-		err = fmt.Errorf("WebGPU library %s: a browser opens none: %w", library, port.ErrNoAdapter)
+	case library == None:
 	case library != "":
-		all, err = loaded.Adapters(foreign, library)
+		all, err = loaded.Adapters(library)
 		first = true
 	default:
 		for _, name := range system[runtime.GOOS] {
-			if all, err = loaded.Adapters(foreign, name); err == nil {
+			if all, err = loaded.Adapters(name); err == nil {
 				break
 			}
 		}
@@ -88,15 +89,4 @@ func opened(library string) (all []port.LibraryAdapter, first bool, err error) {
 		first = slices.ContainsFunc(all, func(a port.LibraryAdapter) bool { return a.Info().DeviceType != gputypes.DeviceTypeCPU })
 	}
 	return all, first, err
-}
-
-// Share returns a Device over a device that the program has opened on an adapter, and its queue. See
-// port.Share. It returns port.ErrLost for a device that was released.
-func Share(a *Adapter, dev *Device, lower func(gputypes.Limits) gputypes.Limits) (port.Device, port.Info, error) {
-	lib, most, info, err := share(a, dev)
-	if err != nil {
-		return nil, info, err
-	}
-	d, err := port.Share(lib, most, lower)
-	return d, info, err
 }

@@ -1,9 +1,6 @@
 package libraries
 
-import (
-	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/port/web"
-)
+import "github.com/seed90331342/attn/gpu/internal/port/web"
 
 // Provider names the library that is linked.
 const Provider = web.Provider
@@ -15,9 +12,8 @@ type (
 	Buffer  = web.Buffer
 )
 
-var foreign port.Foreign // none
-
 var (
 	linked = web.Adapters
-	share  = web.Share
+	// Share returns a library over a device that the program has opened on an adapter, for port.Share.
+	Share = web.Share
 )

@@ -15,7 +15,7 @@ type (
 )
 
 var (
-	foreign = native.Foreign
-	linked  = native.Adapters
-	share   = native.Share
+	linked = native.Adapters
+	// Share returns a library over a device that the program has opened on an adapter, for port.Share.
+	Share = native.Share
 )

@@ -15,7 +15,7 @@ type (
 )
 
 var (
-	foreign = pure.Foreign
-	linked  = pure.Adapters
-	share   = pure.Share
+	linked = pure.Adapters
+	// Share returns a library over a device that the program has opened on an adapter, for port.Share.
+	Share = pure.Share
 )

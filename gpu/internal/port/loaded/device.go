@@ -48,10 +48,10 @@ type state struct {
 
 type reports struct {
 	lost   error
-	failed error        // the first error since the last try
-	object *port.Answer // of a request
-	mapped uint32       // the status of the last map, 0 while it is pending
-	done   port.Ticket  // submissions that have ended
+	failed error       // the first error since the last try
+	object *reply      // of a request
+	mapped uint32      // the status of the last map, 0 while it is pending
+	done   port.Ticket // submissions that have ended
 }
 
 // The kinds of callbacks, which C passes along.
@@ -76,8 +76,21 @@ func newState() *state {
 
 func (s *state) forget() { states.Delete(s.id) }
 
+// callbackFunctions are functions of C with two words of the program at the end: with a status, an object
+// and a message; with a status and a message; and with a device, a type and a message.
+type callbackFunctions struct{ object, status, device uintptr }
+
+var callbacks = sync.OnceValue(newCallbacks)
+
+// reply is what a callback was called with.
+type reply struct {
+	status  uint32 // or a type
+	object  uintptr
+	message string
+}
+
 // answer is called by all callbacks, on any thread.
-func answer(user [2]uintptr, a port.Answer) {
+func answer(user [2]uintptr, a reply) {
 	x, ok := states.Load(user[0])
 	if !ok {
 		return
@@ -89,14 +102,14 @@ func answer(user [2]uintptr, a port.Answer) {
 	case gotObject:
 		s.object = &a
 	case gotMap:
-		if s.mapped = a.Status; a.Status != success && s.failed == nil {
-			s.failed = port.Fault(a.Message, port.ErrInvalid)
+		if s.mapped = a.status; a.status != success && s.failed == nil {
+			s.failed = port.Fault(a.message, port.ErrInvalid)
 		}
 	case gotEnd:
 		s.done++
 	case gotLoss:
-		if a.Status == lostUnknown && s.lost == nil {
-			s.lost = port.Fault(a.Message, port.ErrLost)
+		if a.status == lostUnknown && s.lost == nil {
+			s.lost = port.Fault(a.message, port.ErrLost)
 			if !errors.Is(s.lost, port.ErrLost) { // Dawn gives up a device that lacks memory for a submission
 				s.lost = fmt.Errorf("%w: %w", s.lost, port.ErrLost)
 			}
@@ -104,10 +117,10 @@ func answer(user [2]uintptr, a port.Answer) {
 	case gotError:
 		if s.failed == nil { // later ones follow from the first
 			kind := port.ErrInvalid
-			if a.Status == errorOutOfMemory {
+			if a.status == errorOutOfMemory {
 				kind = port.ErrMemory
 			}
-			s.failed = port.Fault(a.Message, kind)
+			s.failed = port.Fault(a.message, kind)
 		}
 	}
 }
@@ -136,7 +149,7 @@ func (d *device) try(calls func()) error {
 
 // make calls a function that creates an object, which release releases after an error.
 func (d *device) make(f, release uintptr, desc uintptr) (object uintptr, err error) {
-	err = d.try(func() { object = d.call(f, d.handle, desc) })
+	err = d.try(func() { object = call(f, d.handle, desc) })
 	if err == nil && object == 0 {
 		err = fmt.Errorf("the library returns no object: %w", port.ErrMemory)
 	}
@@ -149,7 +162,7 @@ func (d *device) make(f, release uintptr, desc uintptr) (object uintptr, err err
 
 func (d *device) release(f, object uintptr) {
 	if object != 0 {
-		d.call(f, object)
+		call(f, object)
 	}
 }
 
@@ -160,7 +173,7 @@ func (d *device) Traits() port.Traits {
 func (d *device) Lost() error { return d.state.read().lost }
 
 func (d *device) Poll() (port.Ticket, error) {
-	err := d.try(func() { d.call(d.InstanceProcessEvents, d.instance) })
+	err := d.try(func() { call(d.InstanceProcessEvents, d.instance) })
 	return d.state.read().done, err
 }
 
@@ -177,10 +190,10 @@ func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Obj
 // ReleaseBuffer processes events, because the library frees released memory only then.
 func (d *device) ReleaseBuffer(x port.Object) {
 	b := x.(*buffer)
-	d.call(d.BufferDestroy, b.handle)
-	d.call(d.BufferRelease, b.handle)
+	call(d.BufferDestroy, b.handle)
+	call(d.BufferRelease, b.handle)
 	d.released += b.size
-	d.call(d.InstanceProcessEvents, d.instance)
+	call(d.InstanceProcessEvents, d.instance)
 	if d.released > keptBytes && d.state.read().done == d.submitted {
 		d.flush()
 	}
@@ -198,7 +211,7 @@ func (d *device) flush() {
 	if d.Write(d.scratch, 0, make([]byte, 4)) != nil {
 		return
 	}
-	d.call(d.QueueSubmit, d.queue, 0, 0) // with the write
+	call(d.QueueSubmit, d.queue, 0, 0) // with the write
 	d.submitted++
 	d.ended()
 	for start := time.Now(); time.Since(start) < port.HangLimit; port.Pause(start, time.Time{}) {
@@ -210,13 +223,13 @@ func (d *device) flush() {
 
 // ended asks for a callback when all submissions have ended.
 func (d *device) ended() {
-	d.async(d.QueueOnSubmittedWorkDone, d.callbacks.Status, d.state, gotEnd, d.queue)
+	async(d.QueueOnSubmittedWorkDone, callbacks().status, d.state, gotEnd, d.queue)
 	d.released = 0
 }
 
 func (d *device) Write(b port.Object, offset uint64, data []byte) error {
 	err := d.try(func() {
-		d.call(d.QueueWriteBuffer, d.queue, b.(*buffer).handle, uintptr(offset), address(&data[0]), uintptr(len(data)))
+		call(d.QueueWriteBuffer, d.queue, b.(*buffer).handle, uintptr(offset), address(&data[0]), uintptr(len(data)))
 	})
 	runtime.KeepAlive(data)
 	return err
@@ -226,7 +239,7 @@ func (d *device) StartMap(b port.Object, offset, size uint64) error {
 	d.state.mu.Lock()
 	d.state.mapped = 0
 	d.state.mu.Unlock()
-	d.async(d.BufferMapAsync, d.callbacks.Status, d.state, gotMap, b.(*buffer).handle, mapRead, uintptr(offset), uintptr(size))
+	async(d.BufferMapAsync, callbacks().status, d.state, gotMap, b.(*buffer).handle, mapRead, uintptr(offset), uintptr(size))
 	return nil
 }
 
@@ -237,17 +250,17 @@ func (d *device) Mapped() (bool, error) {
 
 func (d *device) CopyMapped(b port.Object, offset uint64, dst []byte) error {
 	return d.try(func() {
-		from := d.call(d.BufferGetConstMappedRange, b.(*buffer).handle, uintptr(offset), uintptr(len(dst)))
+		from := call(d.BufferGetConstMappedRange, b.(*buffer).handle, uintptr(offset), uintptr(len(dst)))
 		if from != 0 {
-			copy(dst, unsafe.Slice((*byte)(port.Pointer(from)), len(dst)))
+			copy(dst, unsafe.Slice((*byte)(pointer(from)), len(dst)))
 		}
-		d.call(d.BufferUnmap, b.(*buffer).handle)
+		call(d.BufferUnmap, b.(*buffer).handle)
 	})
 }
 
 func (d *device) EndMap(b port.Object) {
 	if d.state.read().mapped == 0 {
-		d.call(d.BufferUnmap, b.(*buffer).handle)
+		call(d.BufferUnmap, b.(*buffer).handle)
 	}
 }
 
@@ -257,13 +270,22 @@ func (d *device) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Obj
 	mem := newArena()
 	defer mem.free()
 	defer runtime.KeepAlive(desc)
+	p := new(pipeline)
+	defer func() {
+		if err != nil {
+			d.ReleasePipeline(p)
+		}
+		if errors.Is(err, port.ErrInvalid) { // a violated rule
+			err = fmt.Errorf("%w: %w", port.ErrShader, err)
+		}
+	}()
 	label := descriptor{label: view(desc.Label)}
 	source := shaderSource{chained: chained{sType: typeWGSL}, code: view(desc.WGSL)}
 	module, err := d.make(d.DeviceCreateShaderModule, d.ShaderModuleRelease, put(mem, descriptor{next: put(mem, source), label: label.label}))
 	if err != nil {
-		return nil, shaderError(err)
+		return nil, err
 	}
-	defer d.call(d.ShaderModuleRelease, module)
+	defer call(d.ShaderModuleRelease, module)
 	var entries []uintptr // next, binding, visibility; then a buffer's next, type and dynamic, size
 	for i, k := range desc.Bindings {
 		entries = append(entries, 0, uintptr(i), computeStage)
@@ -280,42 +302,28 @@ func (d *device) CreatePipeline(desc port.PipelineDesc, dynamic int) (_ port.Obj
 	if len(entries) > 0 {
 		layoutDesc.items = list{uintptr(len(desc.Bindings)), put(mem, entries...)}
 	}
-	p := new(pipeline)
 	if p.layout, err = d.make(d.DeviceCreateBindGroupLayout, d.BindGroupLayoutRelease, put(mem, layoutDesc)); err != nil {
-		return nil, shaderError(err)
+		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			d.ReleasePipeline(p)
-		}
-	}()
 	layout, err := d.make(d.DeviceCreatePipelineLayout, d.PipelineLayoutRelease, put(mem, listDescriptor{descriptor: label, items: listOf(mem, p.layout)}))
 	if err != nil {
-		return nil, shaderError(err)
+		return nil, err
 	}
-	defer d.call(d.PipelineLayoutRelease, layout)
+	defer call(d.PipelineLayoutRelease, layout)
 	want := pipelineDescriptor{descriptor: label, layout: layout}
 	want.compute.module, want.compute.entry = module, view(desc.Entry)
 	if !d.dawn {
 		p.handle, err = d.make(d.DeviceCreateComputePipeline, d.ComputePipelineRelease, put(mem, want))
-		return p, shaderError(err)
+		return p, err
 	}
 	r, err := d.request(math.MaxInt64, d.DeviceCreateComputePipelineAsync, d.handle, put(mem, want))
-	p.handle = r.Object
-	if err == nil && (r.Status != success || r.Object == 0) {
+	p.handle = r.object
+	if err == nil && (r.status != success || r.object == 0) {
 		if err = d.Lost(); err == nil {
-			err = port.Fault(r.Message, port.ErrShader)
+			err = port.Fault(r.message, port.ErrShader)
 		}
 	}
 	return p, err
-}
-
-// shaderError returns err with the sentinel of shaders for a violated rule.
-func shaderError(err error) error {
-	if errors.Is(err, port.ErrInvalid) {
-		return fmt.Errorf("%w: %w", port.ErrShader, err)
-	}
-	return err
 }
 
 func (d *device) ReleasePipeline(x port.Object) {
@@ -335,7 +343,7 @@ func (d *device) CreateGroup(p port.Object, spans []port.Span) (port.Object, err
 	return d.make(d.DeviceCreateBindGroup, d.BindGroupRelease, put(mem, desc))
 }
 
-func (d *device) ReleaseGroup(g port.Object) { d.call(d.BindGroupRelease, g.(uintptr)) }
+func (d *device) ReleaseGroup(g port.Object) { call(d.BindGroupRelease, g.(uintptr)) }
 
 // Submit implements port.Library. The first pass of a timed submission writes its first timestamp,
 // each one its second: the last remains.
@@ -349,10 +357,10 @@ func (d *device) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, er
 		desc.writes = address(writes)
 	}
 	err := d.try(func() {
-		encoder, pass := d.call(d.DeviceCreateCommandEncoder, d.handle, 0), uintptr(0)
+		encoder, pass := call(d.DeviceCreateCommandEncoder, d.handle, 0), uintptr(0)
 		begin := func() {
 			if pass == 0 {
-				pass = d.call(d.CommandEncoderBeginComputePass, encoder, address(desc))
+				pass = call(d.CommandEncoderBeginComputePass, encoder, address(desc))
 				if writes != nil {
 					writes.begin = noIndex
 				}
@@ -360,8 +368,8 @@ func (d *device) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, er
 		}
 		end := func() {
 			if pass != 0 {
-				d.call(d.ComputePassEncoderEnd, pass)
-				d.call(d.ComputePassEncoderRelease, pass)
+				call(d.ComputePassEncoderEnd, pass)
+				call(d.ComputePassEncoderRelease, pass)
 				pass = 0
 			}
 		}
@@ -369,13 +377,13 @@ func (d *device) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, er
 			s := &steps[i]
 			if s.Pipeline == nil {
 				end()
-				d.call(d.CommandEncoderCopyBufferToBuffer, encoder, s.Src.(*buffer).handle, uintptr(s.SrcOffset), s.Dst.(*buffer).handle, uintptr(s.DstOffset), uintptr(s.Size))
+				call(d.CommandEncoderCopyBufferToBuffer, encoder, s.Src.(*buffer).handle, uintptr(s.SrcOffset), s.Dst.(*buffer).handle, uintptr(s.DstOffset), uintptr(s.Size))
 				continue
 			}
 			begin()
-			d.call(d.ComputePassEncoderSetPipeline, pass, s.Pipeline.(*pipeline).handle)
-			d.call(d.ComputePassEncoderSetBindGroup, pass, 0, s.Group.(uintptr), uintptr(s.Dynamic), address(&s.Offset))
-			d.call(d.ComputePassEncoderDispatchWorkgroups, pass, uintptr(s.Groups[0]), uintptr(s.Groups[1]), uintptr(s.Groups[2]))
+			call(d.ComputePassEncoderSetPipeline, pass, s.Pipeline.(*pipeline).handle)
+			call(d.ComputePassEncoderSetBindGroup, pass, 0, s.Group.(uintptr), uintptr(s.Dynamic), address(&s.Offset))
+			call(d.ComputePassEncoderDispatchWorkgroups, pass, uintptr(s.Groups[0]), uintptr(s.Groups[1]), uintptr(s.Groups[2]))
 		}
 		if writes != nil && writes.begin != noIndex {
 			begin() // a submission of copies has no pass
@@ -383,11 +391,11 @@ func (d *device) Submit(steps []port.Step, stamps *port.Stamps) (port.Ticket, er
 		end()
 		if stamps != nil {
 			resolved := stamps.Resolved.(*buffer).handle
-			d.call(d.CommandEncoderResolveQuerySet, encoder, stamps.Queries.(uintptr), uintptr(stamps.First), 2, resolved, 0)
-			d.call(d.CommandEncoderCopyBufferToBuffer, encoder, resolved, 0, stamps.Staging.(*buffer).handle, 0, port.StampBytes)
+			call(d.CommandEncoderResolveQuerySet, encoder, stamps.Queries.(uintptr), uintptr(stamps.First), 2, resolved, 0)
+			call(d.CommandEncoderCopyBufferToBuffer, encoder, resolved, 0, stamps.Staging.(*buffer).handle, 0, port.StampBytes)
 		}
-		commands := d.call(d.CommandEncoderFinish, encoder, 0)
-		d.call(d.QueueSubmit, d.queue, 1, put(mem, commands))
+		commands := call(d.CommandEncoderFinish, encoder, 0)
+		call(d.QueueSubmit, d.queue, 1, put(mem, commands))
 		d.release(d.CommandBufferRelease, commands)
 		d.release(d.CommandEncoderRelease, encoder)
 	})
@@ -406,14 +414,14 @@ func (d *device) CreateQueries(count int) (port.Object, error) {
 	return d.make(d.DeviceCreateQuerySet, d.QuerySetRelease, put(mem, querySetDescriptor{kind: queryTimes, count: uint32(count)}))
 }
 
-func (d *device) ReleaseQueries(q port.Object) { d.call(d.QuerySetRelease, q.(uintptr)) }
+func (d *device) ReleaseQueries(q port.Object) { call(d.QuerySetRelease, q.(uintptr)) }
 
 func (d *device) Close() {
 	if d.scratch != nil {
 		d.ReleaseBuffer(d.scratch)
 	}
-	d.call(d.QueueRelease, d.queue)
-	d.call(d.DeviceRelease, d.handle)
-	d.call(d.InstanceProcessEvents, d.instance)
+	call(d.QueueRelease, d.queue)
+	call(d.DeviceRelease, d.handle)
+	call(d.InstanceProcessEvents, d.instance)
 	d.state.forget()
 }

@@ -3,6 +3,7 @@
 package loaded
 
 import (
+	"strings"
 	"sync"
 	"unsafe"
 )
@@ -49,13 +50,13 @@ type (
 		features list
 		limits   uintptr
 		queue    descriptor
-		lost     infoStruct
+		lost     callbackInfo
 		uncaught struct {
 			next, callback uintptr
 			user           [2]uintptr
 		}
 	}
-	infoStruct struct {
+	callbackInfo struct { // a WGPU...CallbackInfo
 		next     uintptr
 		mode     uint32
 		callback uintptr
@@ -196,11 +197,27 @@ func put[T any](a *arena, values ...T) uintptr { return address(place(a, values.
 
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
 
+// pointer returns an address of C's memory, or of an object that is kept, as a pointer.
+func pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&address)) }
+
 func listOf[T any](a *arena, values ...T) list {
 	if len(values) == 0 {
 		return list{}
 	}
 	return list{uintptr(len(values)), put(a, values...)}
+}
+
+// String copies the string: its length is the largest number where a 0 ends it.
+func (v stringView) String() string {
+	if v.data == 0 {
+		return ""
+	}
+	p, length := pointer(v.data), v.length
+	if length == ^uintptr(0) {
+		for length = 0; *(*byte)(unsafe.Add(p, length)) != 0; length++ {
+		}
+	}
+	return strings.Clone(unsafe.String((*byte)(p), length))
 }
 
 // view returns a string, which the caller keeps.

@@ -19,18 +19,15 @@ import (
 // when they have been loaded and unloaded some dozens of times.
 type library struct {
 	functions
-	foreign   port.Foreign
-	callbacks port.Callbacks
-	name      string // with its version
-	dawn      bool
-	instance  uintptr
+	name     string // with its version
+	dawn     bool
+	instance uintptr
 }
 
-// opened are the libraries by name, and callbacks those of the process.
+// opened are the libraries by name.
 var (
-	mu        sync.Mutex
-	opened    = map[string]*library{}
-	callbacks port.Callbacks
+	mu     sync.Mutex
+	opened = map[string]*library{}
 )
 
 // ages name versions of webgpu.h by functions that they brought, the newest first.
@@ -40,13 +37,13 @@ var ages = []struct{ symbol, age string }{
 
 // Adapters opens a library by its path, or by a name that the system's loader finds, and lists its
 // adapters. It returns port.ErrNoAdapter when the library is not there, is none or is too old.
-func Adapters(f port.Foreign, name string) ([]port.LibraryAdapter, error) {
+func Adapters(name string) ([]port.LibraryAdapter, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	l := opened[name]
 	if l == nil {
 		var err error
-		if l, err = open(f, name); err != nil {
+		if l, err = open(name); err != nil {
 			return nil, fmt.Errorf("WebGPU library %s: %w: %w", name, err, port.ErrNoAdapter)
 		}
 		opened[name] = l
@@ -61,38 +58,34 @@ func Adapters(f port.Foreign, name string) ([]port.LibraryAdapter, error) {
 	return all, nil
 }
 
-func open(f port.Foreign, name string) (*library, error) {
-	handle, err := f.Open(name)
+func open(name string) (*library, error) {
+	handle, err := openLibrary(name)
 	if err != nil {
 		return nil, err
 	}
-	l := &library{foreign: f, dawn: true, name: filepath.Base(name)}
-	if v := f.Symbol(handle, "wgpuGetVersion"); v != 0 {
-		n := uint32(f.Call(v, 0, [6]uintptr{}))
+	l := &library{dawn: true, name: filepath.Base(name)}
+	if v := symbolOf(handle, "wgpuGetVersion"); v != 0 {
+		n := uint32(call(v))
 		l.dawn, l.name = false, fmt.Sprintf("%s (wgpu-native %d.%d.%d.%d)", l.name, n>>24, n>>16&255, n>>8&255, n&255)
-	} else if f.Symbol(handle, "wgpuDeviceTick") != 0 {
+	} else if symbolOf(handle, "wgpuDeviceTick") != 0 {
 		l.name += " (Dawn)"
 	}
 	table := reflect.ValueOf(&l.functions).Elem()
 	for i := range table.NumField() {
 		symbol := "wgpu" + table.Type().Field(i).Name
-		address := f.Symbol(handle, symbol)
+		address := symbolOf(handle, symbol)
 		if address == 0 {
 			return nil, l.misfit(handle, symbol)
 		}
 		table.Field(i).SetUint(uint64(address))
 	}
-	if callbacks.Object == 0 {
-		callbacks = f.Callbacks(answer)
-	}
-	l.callbacks = callbacks
 	mem := newArena()
 	defer mem.free()
 	desc := instanceDescriptor{next: l.toggles(mem)}
 	if l.dawn {
 		desc.features = listOf(mem, uint32(instanceManyDevices))
 	}
-	if l.instance = l.call(l.CreateInstance, put(mem, desc)); l.instance == 0 {
+	if l.instance = call(l.CreateInstance, put(mem, desc)); l.instance == 0 {
 		return nil, fmt.Errorf("wgpuCreateInstance failed")
 	}
 	return l, nil
@@ -101,7 +94,7 @@ func open(f port.Foreign, name string) (*library, error) {
 // misfit explains why a library that lacks a symbol cannot be used.
 func (l *library) misfit(handle uintptr, symbol string) error {
 	for _, x := range ages {
-		if l.foreign.Symbol(handle, x.symbol) != 0 {
+		if symbolOf(handle, x.symbol) != 0 {
 			if symbol != "wgpuGetInstanceFeatures" {
 				return fmt.Errorf("%s lacks the function %s, take a complete build", l.name, symbol)
 			}
@@ -124,9 +117,10 @@ func (l *library) toggles(a *arena) uintptr {
 	})
 }
 
-func (l *library) call(f uintptr, words ...uintptr) uintptr {
+// call calls a function with up to six words.
+func call(f uintptr, words ...uintptr) uintptr {
 	var w [6]uintptr
-	return l.foreign.Call(f, copy(w[:], words), w)
+	return callWords(f, copy(w[:], words), w)
 }
 
 // adapters lists the adapters that three kinds of request return: webgpu.h has no list.
@@ -144,16 +138,16 @@ func (l *library) adapters() (all []port.LibraryAdapter, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if r.Status != success || r.Object == 0 {
+		if r.status != success || r.object == 0 {
 			continue // there is no such adapter
 		}
-		a, err := l.describe(r.Object)
+		a, err := l.describe(r.object)
 		if err == nil && !seen[a.info.AdapterInfo] {
 			seen[a.info.AdapterInfo] = true
 			all = append(all, a)
 			continue
 		}
-		l.call(l.AdapterRelease, r.Object)
+		call(l.AdapterRelease, r.object)
 		if err != nil {
 			return nil, err
 		}
@@ -162,26 +156,26 @@ func (l *library) adapters() (all []port.LibraryAdapter, err error) {
 }
 
 // request calls a function that answers with an object, and waits for it.
-func (l *library) request(limit time.Duration, f uintptr, words ...uintptr) (port.Answer, error) {
+func (l *library) request(limit time.Duration, f uintptr, words ...uintptr) (reply, error) {
 	s := newState()
 	defer s.forget()
-	l.async(f, l.callbacks.Object, s, gotObject, words...)
+	async(f, callbacks().object, s, gotObject, words...)
 	for start := time.Now(); ; port.Pause(start, time.Time{}) {
-		l.call(l.InstanceProcessEvents, l.instance)
+		call(l.InstanceProcessEvents, l.instance)
 		if r := s.read(); r.object != nil {
 			return *r.object, nil
 		}
 		if time.Since(start) > limit {
-			return port.Answer{}, fmt.Errorf("no answer within %v: %w", limit, port.ErrLost)
+			return reply{}, fmt.Errorf("no answer within %v: %w", limit, port.ErrLost)
 		}
 	}
 }
 
 // async calls a function that calls a callback later.
-func (l *library) async(f, callback uintptr, s *state, kind uintptr, words ...uintptr) {
+func async(f, callback uintptr, s *state, kind uintptr, words ...uintptr) {
 	var w [6]uintptr
-	info := port.CallbackInfo{Mode: onEvents, Callback: callback, User: [2]uintptr{s.id, kind}}
-	l.foreign.CallInfo(f, info, copy(w[:], words), w)
+	info := callbackInfo{mode: onEvents, callback: callback, user: [2]uintptr{s.id, kind}}
+	callWithInfo(f, info, copy(w[:], words), w)
 }
 
 type adapter struct {
@@ -197,7 +191,7 @@ var components = map[uint32]port.Component{1: port.F32, 2: port.F16, 3: "u32", 4
 // describe asks for all that an adapter has. Values that no adapter can have mean another layout.
 func (l *library) describe(handle uintptr) (*adapter, error) {
 	a := &adapter{library: l, handle: handle}
-	has := func(f uintptr) bool { return byte(l.call(l.AdapterHasFeature, handle, f)) != 0 }
+	has := func(f uintptr) bool { return byte(call(l.AdapterHasFeature, handle, f)) != 0 }
 	mem := newArena()
 	defer mem.free()
 	info, most := place(mem, adapterInfo{}), place(mem, limits{})
@@ -205,8 +199,8 @@ func (l *library) describe(handle uintptr) (*adapter, error) {
 	if l.dawn && has(featureMatrices) {
 		info.next = address(configs)
 	}
-	l.call(l.AdapterGetInfo, handle, address(info))
-	l.call(l.AdapterGetLimits, handle, address(most))
+	call(l.AdapterGetInfo, handle, address(info))
+	call(l.AdapterGetLimits, handle, address(most))
 	port.CopyFields(&a.limits, most)
 	a.limits.MaxBufferSize = min(a.limits.MaxBufferSize, math.MaxInt64)
 	odd := func(alignment uint32) bool { return alignment == 0 || 256%alignment != 0 } // no power of two up to the default
@@ -215,10 +209,9 @@ func (l *library) describe(handle uintptr) (*adapter, error) {
 		return nil, fmt.Errorf("%s describes its adapters in an unknown way, take another version: %w", l.name, port.ErrNoAdapter)
 	}
 	kinds := map[uint32]gputypes.DeviceType{1: gputypes.DeviceTypeDiscreteGPU, 2: gputypes.DeviceTypeIntegratedGPU, 3: gputypes.DeviceTypeCPU} // 4 is the zero, DeviceTypeOther
-	text := func(v stringView) string { return port.StringView(v.data, v.length) }
 	a.info = port.Info{Library: l.name, AdapterInfo: gputypes.AdapterInfo{
-		Name: text(info.device), Vendor: text(info.vendor), VendorID: info.vendorID, DeviceID: info.deviceID,
-		Driver: text(info.description), DeviceType: kinds[info.adapter],
+		Name: info.device.String(), Vendor: info.vendor.String(), VendorID: info.vendorID, DeviceID: info.deviceID,
+		Driver: info.description.String(), DeviceType: kinds[info.adapter],
 		Backend: map[uint32]gputypes.Backend{4: gputypes.BackendDX12, 5: gputypes.BackendMetal, 6: gputypes.BackendVulkan}[info.backend],
 	}}
 	f := &a.info.Features
@@ -227,7 +220,7 @@ func (l *library) describe(handle uintptr) (*adapter, error) {
 		f.SubgroupMin, f.SubgroupMax = info.subgroupMin, info.subgroupMax
 	}
 	for i := range configs.configs.count {
-		c := *(*matrixConfig)(port.Pointer(configs.configs.items + i*20))
+		c := *(*matrixConfig)(pointer(configs.configs.items + i*20))
 		f.Matrices = append(f.Matrices, port.Matrix{M: c.m, N: c.n, K: c.k, Component: components[c.component], Result: components[c.result]})
 	}
 	return a, nil
@@ -235,7 +228,7 @@ func (l *library) describe(handle uintptr) (*adapter, error) {
 
 func (a *adapter) Info() port.Info         { return a.info }
 func (a *adapter) Limits() gputypes.Limits { return a.limits }
-func (a *adapter) Release()                { a.call(a.AdapterRelease, a.handle) }
+func (a *adapter) Release()                { call(a.AdapterRelease, a.handle) }
 
 // Open implements port.LibraryAdapter. The device has all features of the adapter.
 func (a *adapter) Open(l gputypes.Limits) (port.Library, error) {
@@ -243,7 +236,7 @@ func (a *adapter) Open(l gputypes.Limits) (port.Library, error) {
 	mem := newArena()
 	defer mem.free()
 	want := place(mem, limits{})
-	a.call(a.AdapterGetLimits, a.handle, address(want)) // for those that gputypes has not
+	call(a.AdapterGetLimits, a.handle, address(want)) // for those that gputypes has not
 	port.CopyFields(want, &l)
 	var features []uint32
 	for f, has := range map[uint32]bool{
@@ -256,16 +249,16 @@ func (a *adapter) Open(l gputypes.Limits) (port.Library, error) {
 	}
 	desc := deviceDescriptor{next: a.toggles(mem), features: listOf(mem, features...), limits: address(want)}
 	user := func(kind uintptr) [2]uintptr { return [2]uintptr{d.state.id, kind} }
-	desc.lost.mode, desc.lost.callback, desc.lost.user = spontaneous, a.callbacks.Device, user(gotLoss)
-	desc.uncaught.callback, desc.uncaught.user = a.callbacks.Device, user(gotError)
+	desc.lost.mode, desc.lost.callback, desc.lost.user = spontaneous, callbacks().device, user(gotLoss)
+	desc.uncaught.callback, desc.uncaught.user = callbacks().device, user(gotError)
 	r, err := a.request(port.HangLimit, a.AdapterRequestDevice, a.handle, put(mem, desc))
-	if err == nil && (r.Status != success || r.Object == 0) {
-		err = port.Fault(r.Message, port.ErrInvalid)
+	if err == nil && (r.status != success || r.object == 0) {
+		err = port.Fault(r.message, port.ErrInvalid)
 	}
 	if err != nil {
 		d.state.forget()
 		return nil, err
 	}
-	d.handle, d.queue = r.Object, a.call(a.DeviceGetQueue, r.Object)
+	d.handle, d.queue = r.object, call(a.DeviceGetQueue, r.object)
 	return d, nil
 }

@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"runtime"
 	"slices"
-	"sync"
-
-	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // vulkans are names of the system's Vulkan loader.
@@ -32,54 +29,40 @@ type (
 const vkInstanceCreateInfo = 1
 
 // MatrixDevices returns the names of the system's Vulkan devices with matrix units, which a library may reach or not: nil
-// without Vulkan. It asks once, and keeps the drivers, which fail when they have been loaded some dozens of times.
-func MatrixDevices(f port.Foreign) []string {
-	matrixDevices.Do(func() { matrixNames = findMatrixDevices(f) })
-	return matrixNames
-}
-
-var (
-	matrixDevices sync.Once
-	matrixNames   []string
-)
-
-func findMatrixDevices(f port.Foreign) (names []string) {
-	library, err := f.Open(vulkans[runtime.GOOS])
+// without Vulkan. It keeps the drivers loaded, which fail when they have been loaded some dozens of times.
+func MatrixDevices() (names []string) {
+	library, err := openLibrary(vulkans[runtime.GOOS])
 	if err != nil {
 		return nil
 	}
-	call := func(name string, words ...uintptr) bool {
-		at := f.Symbol(library, name)
-		if at == 0 {
-			return false
-		}
-		var w [6]uintptr
-		return int32(f.Call(at, copy(w[:], words), w)) >= 0 // 0 is success, and 5 an incomplete list
+	vulkan := func(name string, words ...uintptr) bool {
+		at := symbolOf(library, name)
+		return at != 0 && int32(call(at, words...)) >= 0 // 0 is success, and 5 an incomplete list
 	}
 	// What C reads and writes is on the heap.
 	info, instance, count := &vkInstanceInfo{kind: vkInstanceCreateInfo}, new(uintptr), new(uintptr)
-	if !call("vkCreateInstance", address(info), 0, address(instance)) {
+	if !vulkan("vkCreateInstance", address(info), 0, address(instance)) {
 		return nil
 	}
-	if !call("vkEnumeratePhysicalDevices", *instance, address(count), 0) || *count == 0 {
+	if !vulkan("vkEnumeratePhysicalDevices", *instance, address(count), 0) || *count == 0 {
 		return nil
 	}
 	devices := make([]uintptr, *count)
-	if !call("vkEnumeratePhysicalDevices", *instance, address(count), address(&devices[0])) {
+	if !vulkan("vkEnumeratePhysicalDevices", *instance, address(count), address(&devices[0])) {
 		return nil
 	}
 	for _, d := range devices {
 		*count = 0
-		if !call("vkEnumerateDeviceExtensionProperties", d, 0, address(count), 0) || *count == 0 {
+		if !vulkan("vkEnumerateDeviceExtensionProperties", d, 0, address(count), 0) || *count == 0 {
 			continue
 		}
 		list := make([]vkExtension, *count)
-		if !call("vkEnumerateDeviceExtensionProperties", d, 0, address(count), address(&list[0])) {
+		if !vulkan("vkEnumerateDeviceExtensionProperties", d, 0, address(count), address(&list[0])) {
 			continue
 		}
 		if slices.ContainsFunc(list, func(e vkExtension) bool { return text(&e.name) == "VK_KHR_cooperative_matrix" }) {
 			p := new(vkDeviceProperties)
-			call("vkGetPhysicalDeviceProperties", d, address(p))
+			vulkan("vkGetPhysicalDeviceProperties", d, address(p))
 			names = append(names, text(&p.name))
 		}
 	}

@@ -27,7 +27,6 @@ typedef struct {
 	struct { void const *next; void *module; char const *entry; size_t n_constants; void const *constants; } compute;
 } port_pipeline_desc;
 
-
 enum { port_max_entries = 16 };
 
 typedef struct {

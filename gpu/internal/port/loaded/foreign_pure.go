@@ -1,6 +1,6 @@
-//go:build !js
+//go:build !js && !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
 
-package pure
+package loaded
 
 import (
 	"runtime"
@@ -9,21 +9,17 @@ import (
 
 	"github.com/go-webgpu/goffi/ffi"
 	"github.com/go-webgpu/goffi/types"
-	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// Foreign is port.Foreign through goffi.
-var Foreign port.Foreign = foreign{}
+// The functions are those of foreign_cgo.go, through goffi.
 
-type foreign struct{}
-
-func (foreign) Open(name string) (uintptr, error) {
+func openLibrary(name string) (uintptr, error) {
 	h, err := ffi.LoadLibrary(name)
 	return uintptr(h), err
 }
 
-func (foreign) Symbol(library uintptr, name string) uintptr {
-	p, err := ffi.GetSymbol(port.Pointer(library), name)
+func symbolOf(library uintptr, name string) uintptr {
+	p, err := ffi.GetSymbol(pointer(library), name)
 	if err != nil {
 		return 0
 	}
@@ -36,7 +32,7 @@ const mostWords = len(frame{}.words)
 type frame struct {
 	words  [6]uintptr
 	at     [7]unsafe.Pointer
-	info   port.CallbackInfo
+	info   callbackInfo
 	result uint64
 }
 
@@ -61,13 +57,13 @@ var shapes = sync.OnceValue(func() *[2][mostWords + 1]types.CallInterface {
 	return &all
 })
 
-func (foreign) Call(f uintptr, n int, words [6]uintptr) uintptr {
+func callWords(f uintptr, n int, words [6]uintptr) uintptr {
 	x := frames.Get().(*frame)
 	defer frames.Put(x)
 	return x.call(f, &shapes()[0][n], n, words)
 }
 
-func (foreign) CallInfo(f uintptr, info port.CallbackInfo, n int, words [6]uintptr) {
+func callWithInfo(f uintptr, info callbackInfo, n int, words [6]uintptr) {
 	x := frames.Get().(*frame)
 	defer frames.Put(x)
 	x.info = info
@@ -80,35 +76,35 @@ func (x *frame) call(f uintptr, shape *types.CallInterface, n int, words [6]uint
 	for i := range n {
 		x.at[i] = unsafe.Pointer(&x.words[i])
 	}
-	if _, err := ffi.CallFunction(shape, port.Pointer(f), unsafe.Pointer(&x.result), x.at[:shape.ArgCount]); err != nil {
+	if _, err := ffi.CallFunction(shape, pointer(f), unsafe.Pointer(&x.result), x.at[:shape.ArgCount]); err != nil {
 		panic(err) // of the shape, not of the function
 	}
 	return uintptr(x.result)
 }
 
-func (foreign) Callbacks(answer func(user [2]uintptr, a port.Answer)) port.Callbacks {
+func newCallbacks() callbackFunctions {
 	tell := func(status, object, data, length, user1, user2 uintptr) uintptr {
-		answer([2]uintptr{user1, user2}, port.Answer{Status: uint32(status), Object: object, Message: port.StringView(data, length)})
+		answer([2]uintptr{user1, user2}, reply{uint32(status), object, stringView{data, length}.String()})
 		return 0
 	}
 	if runtime.GOOS != "windows" {
-		return port.Callbacks{
-			Object: ffi.NewCallback(tell),
-			Status: ffi.NewCallback(func(status, data, length, user1, user2 uintptr) uintptr {
+		return callbackFunctions{
+			object: ffi.NewCallback(tell),
+			status: ffi.NewCallback(func(status, data, length, user1, user2 uintptr) uintptr {
 				return tell(status, 0, data, length, user1, user2)
 			}),
-			Device: ffi.NewCallback(func(_, kind, data, length, user1, user2 uintptr) uintptr {
+			device: ffi.NewCallback(func(_, kind, data, length, user1, user2 uintptr) uintptr {
 				return tell(kind, 0, data, length, user1, user2)
 			}),
 		}
 	}
 	view := func(status, object, message, user1, user2 uintptr) uintptr { // Windows passes a structure of two words by its address
-		m := (*[2]uintptr)(port.Pointer(message))
+		m := (*[2]uintptr)(pointer(message))
 		return tell(status, object, m[0], m[1], user1, user2)
 	}
-	return port.Callbacks{
-		Object: ffi.NewCallback(view),
-		Status: ffi.NewCallback(func(status, message, user1, user2 uintptr) uintptr { return view(status, 0, message, user1, user2) }),
-		Device: ffi.NewCallback(func(_, kind, message, user1, user2 uintptr) uintptr { return view(kind, 0, message, user1, user2) }),
+	return callbackFunctions{
+		object: ffi.NewCallback(view),
+		status: ffi.NewCallback(func(status, message, user1, user2 uintptr) uintptr { return view(status, 0, message, user1, user2) }),
+		device: ffi.NewCallback(func(_, kind, message, user1, user2 uintptr) uintptr { return view(kind, 0, message, user1, user2) }),
 	}
 }

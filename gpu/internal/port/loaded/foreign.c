@@ -1,3 +1,5 @@
+//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
+
 #define _GNU_SOURCE // for RTLD_DEEPBIND
 #include <stdio.h>
 #include "foreign.h"
