@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/tile"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -139,7 +138,7 @@ func TestRowLSE(t *testing.T) {
 		{"a sink far below", 0, 2, -big, math.Ln2, 0.5},
 		{"a score far above", big, 1, -big, big * math.Ln2, 1},
 	} {
-		lse, inv := tile.RowLSE(c.m, c.l, c.sink)
+		lse, inv := vec.RowLSE(c.m, c.l, c.sink)
 		near(t, c.say+", lse", []float32{lse}, []float32{float32(c.lse)})
 		near(t, c.say+", inverse", []float32{inv}, []float32{float32(c.inverse)})
 	}

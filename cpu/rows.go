@@ -273,7 +273,7 @@ func mergeRow(r row) {
 		*lse = otherLSE
 		return
 	}
-	x, y, sum := tile.MergeLSE(*lse, otherLSE)
+	x, y, sum := vec.MergeLSE(*lse, otherLSE)
 	r.load(0, o)
 	for c := range o {
 		o[c] = float32(x*o[c]) + float32(y*other[c]) + 0 // no zero is negative

@@ -163,7 +163,7 @@ func (x *smallSpace) write(b, h0 int) {
 		inv := 1 / x.l[r]
 		if a.Exact || x.l[r] == 0 {
 			var lse float32
-			lse, inv = tile.RowLSE(x.m[r], float64(x.l[r]), x.a.problem.Sink(h))
+			lse, inv = vec.RowLSE(x.m[r], float64(x.l[r]), x.a.problem.Sink(h))
 			if !a.LSE.IsZero() {
 				a.LSE.F32[a.LSE.Index(b, h, i)] = lse
 			}

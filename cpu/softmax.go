@@ -71,7 +71,7 @@ func softmaxRow(r row) {
 	for _, y := range sums {
 		sum += float64(y)
 	}
-	lse, inv := tile.RowLSE(m, sum, r.job.problem.Sink(r.h))
+	lse, inv := vec.RowLSE(m, sum, r.job.problem.Sink(r.h))
 	r.each(lo, hi, kernelKeys, func(x []float32, key, n int) {
 		k.ScaleMax(x, inv, lanes)
 		if sum != sum { // NaN, except for hidden keys

@@ -8,7 +8,7 @@ import (
 // tableOf returns the table of the tier of x whose tiles cover n lanes with the fewest empty ones, and how many of them do.
 func tableOf(x *vec.Kernels, n int) (table *vec.Kernels, tiles int) {
 	for y := x; ; y = x.Narrow(y.Width / 2) {
-		if lanes := tile.RoundUp(n, y.Width); table == nil || lanes < tiles*table.Width && !y.RowOutputs() {
+		if lanes := tile.RoundUp(n, y.Width); table == nil || lanes < tiles*table.Width && y.Lanes == x.Lanes {
 			table, tiles = y, lanes/y.Width
 		}
 		if x.Narrow(y.Width/2).Width >= y.Width {
@@ -76,7 +76,7 @@ func (r *room) turn(rows []float32, n int) {
 	for i := 0; i < n; i += w {
 		strip := r.kt[i*r.lk:]
 		for lane := 0; lane < w && !x.KeyLanes; lane += x.Lanes {
-			tile.Turn(x, strip[lane:], w, w, rows[(i+lane)*r.lk:], r.lk, 1, r.lk, r.one)
+			x.TransposeAll(strip[lane:], w, w, rows[(i+lane)*r.lk:], r.lk, 1, r.lk, r.one)
 		}
 		for j := i; j < min(i+w, n) && x.KeyLanes; j++ { // which lacks Transpose
 			for c, y := range rows[j*r.lk:][:r.lk] {

@@ -1,8 +1,6 @@
 package tile
 
 import (
-	"math"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/strided"
@@ -45,10 +43,7 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
 		a.Scores.FindVisible(t)
 		keys = keys.union(t.Keys)
-		if !t.Keys.Empty() {
-			t.q = w.Floats(l.QueryFloats)
-			l.form.pack(&a.Products, s, t)
-		}
+		t.q = w.Floats(l.QueryFloats)
 	}
 	return tiles, keys.Clip(c.Keys.Lo, c.Keys.Hi)
 }
@@ -56,14 +51,14 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 // FindVisible sets the keys that the rows of t see.
 func (sc *Scores) FindVisible(t *Tile) {
 	visible, seqK := &sc.problem.Visible, sc.Layout.Dims.SeqK
-	t.Keys, t.Every = Span{seqK, 0}, Span{0, seqK}
-	for r := range t.N {
+	keys, every := Span{seqK, 0}, Span{0, seqK}
+	for r := range t.Spans[:t.N] {
 		_, i := sc.Layout.Row(t.H, t.I, r)
 		lo, hi := visible.Range(t.Batch, i, seqK)
 		t.Spans[r] = Span{lo, hi}
-		t.Every = t.Every.Clip(lo, hi)
-		t.Keys = t.Keys.union(t.Spans[r])
+		keys, every = keys.union(Span{lo, hi}), every.Clip(lo, hi)
 	}
+	t.Keys, t.Every = keys, every
 }
 
 // Block adds the block of keys and values from j0 on to the sums of tiles.
@@ -86,6 +81,9 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 		if t.here.Empty() {
 			continue
 		}
+		if t.sums.at < 0 {
+			l.form.pack(&a.Products, s, t)
+		}
 		a.enter(s, t, j0/SumKeys)
 		b.end = 0
 		if !fetched { // one tile fetches the next block for all
@@ -94,7 +92,11 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 		}
 		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
 		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
-		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || edge
+		t.stairs = 0
+		if edge && l.RowOutputs && !l.KeyLanes && t.Every.Lo <= t.here.Lo && t.here.Lo < t.Every.Hi && t.I+t.N <= l.Dims.SeqQ && a.Products.V.Pages == nil {
+			t.stairs = t.here.Hi - t.Every.Hi
+		}
+		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || edge && t.stairs == 0
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
 }
@@ -142,7 +144,7 @@ func (a *Attention) mergeShard(s *Space, t *Tile) {
 		*merged, *st = *st, *merged
 	} else {
 		for r := range t.N {
-			s.Alpha[r], s.beta[r], merged.m[r] = MergeLSE(merged.m[r], st.m[r])
+			s.Alpha[r], s.beta[r], merged.m[r] = vec.MergeLSE(merged.m[r], st.m[r])
 		}
 		l.add(merged.o, st.o, s.Alpha, s.beta)
 	}
@@ -199,7 +201,7 @@ func (a *Attention) complete(s *Space, t *Tile, sinks bool) {
 				h, _ := a.Products.Layout.Row(t.H, t.I, r)
 				sink = a.Scores.problem.Sink(h)
 			}
-			st.m[r], s.Alpha[r] = RowLSE(st.m[r], float64(st.l[r]), sink)
+			st.m[r], s.Alpha[r] = vec.RowLSE(st.m[r], float64(st.l[r]), sink)
 		}
 	}
 }
@@ -254,8 +256,12 @@ func (l *Layout) fold(s *Space, x, y *state) {
 
 // add computes x = a·x + b·y for each row of outputs.
 func (l *Layout) add(x, y, a, b []float32) {
-	if !l.RowOutputs {
+	switch {
+	case !l.RowOutputs:
 		l.Kernels.Fold(x, y, len(x)/l.Kernels.Width, a, b)
+		return
+	case !l.KeyLanes:
+		l.Kernels.FoldRows(x, l.DimV, x, y, l.Kernels.Width, l.DimV, a, b)
 		return
 	}
 	for r := range len(x) / l.DimV {
@@ -274,42 +280,4 @@ func (l *Layout) multiply(x, a []float32) {
 			x[i] *= a[i%l.Kernels.Width]
 		}
 	}
-}
-
-// MergeLSE returns the factors of the outputs of two results in their merge, and its LSE:
-//
-//	m = max(x, y)    sum = exp(x - m) + exp(y - m)
-//	ox = exp(x - m)/sum    oy = exp(y - m)/sum    lse = m + log(sum)
-func MergeLSE(x, y float32) (ox, oy, lse float32) {
-	switch vec.NegInf {
-	case y:
-		return 1, 0, x
-	case x:
-		return 0, 1, y
-	}
-	m := float64(max(x, y)) // NaN when either is
-	a, b := math.Exp(float64(x)-m), math.Exp(float64(y)-m)
-	return float32(a / (a + b)), float32(b / (a + b)), float32(m + math.Log(a+b))
-}
-
-// RowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
-// sum l of the powers 2^(s - m), with a sink, or without one if that is -Inf:
-//
-//	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
-//
-// It returns the natural log-sum-exp, and the factor of the row's output:
-// 2^(m - top)/sum, or 1/l without a sink. For a row that has seen no key these are the
-// sink and 0.
-func RowLSE(m float32, l float64, sink float32) (lse, inv float32) {
-	switch {
-	case l == 0:
-		return sink, 0
-	case sink == vec.NegInf:
-		return float32((float64(m) + math.Log2(l)) * math.Ln2), float32(1 / l)
-	}
-	score, other := float64(m), float64(sink)*math.Log2E
-	top := max(score, other)
-	mine := math.Exp2(score - top)
-	sum := mine*l + math.Exp2(other-top)
-	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
 }

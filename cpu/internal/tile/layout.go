@@ -70,6 +70,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 		}
 	} else if l.Pairs = Pairs(k, c); l.Pairs {
 		l.form, l.ReadK, l.ReadV, l.pairFloats = pairs{}, false, false, BlockKeys/2*k.Width+vec.PairSums
+		l.RowOutputs = false
 		l.keyAlign = vec.PairStep // the sums of PairValues
 	}
 	// The scores have some rows more: squares at the end of gathered keys reach beyond them.

@@ -26,15 +26,16 @@ func as[T any](floats []float32) []T {
 
 // pack leaves the scale to the product.
 func (pairs) pack(p *Products, s *Space, t *Tile) {
-	l, d, rows := p.Layout, p.Layout.pairDim(), as[uint16](s.k)
-	for r, n := 0, 0; r < t.N; r += n {
-		h, i := l.Row(t.H, t.I, r)
-		n = min(t.N-r, l.Dims.SeqQ-i) // those of one head
-		strided.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, n)
-	}
-	clear(rows[t.N*d : l.Kernels.Width*d])
-	for lane := 0; lane < l.Kernels.Width; lane += l.Kernels.Lanes {
-		l.Kernels.Turn(as[uint32](t.q)[lane:], l.Kernels.Width, rows[lane*d:], d, d/2)
+	l, d, rows := p.Layout, p.Layout.pairDim(), as[uint16](s.Stage)
+	for lane, x := 0, l.Kernels; lane < x.Width; lane += x.Lanes {
+		some := max(0, min(x.Lanes, t.N-lane))
+		for r, n := 0, 0; r < some; r += n {
+			h, i := l.Row(t.H, t.I, lane+r)
+			n = min(some-r, l.Dims.SeqQ-i) // those of one head
+			strided.CopyRows(&p.Q, rows[r*d:], p.Q.Bits, d, t.Batch, h, i, n)
+		}
+		clear(rows[some*d : x.Lanes*d])
+		x.Turn(as[uint32](t.q)[lane:], x.Width, rows, d, d/2)
 	}
 }
 

@@ -141,14 +141,20 @@ func (p *Products) addNonFinite(t *Tile, here Span, weights []float32, ldw int, 
 // writeOutputs writes the outputs o of t, each row times its factor in mul, which covers Width rows.
 func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 	l, x, done := p.Layout, p.Layout.Kernels, 0
-	for at, ld, ok := l.square(&p.O, t, 0); ok && !l.RowOutputs && l.Dims.ValueDim == l.DimV; at, ld, ok = l.square(&p.O, t, done) {
-		if p.O.DType == backend.F32 {
-			Turn(x, p.O.F32[at:], ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
+	for at, ld, ok := l.square(&p.O, t, 0); ok && !l.KeyLanes && l.Dims.ValueDim == l.DimV; at, ld, ok = l.square(&p.O, t, done) {
+		rows, rounded := s.Stage, p.O.DType != backend.F32
+		if !rounded {
+			rows = p.O.F32[at:]
 		} else if ld != l.DimV || p.O.Bits == nil {
 			break
-		} else { // rows next to each other are rounded at once
-			Turn(x, s.Stage, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
-			x.Store(p.O.DType, p.O.Bits[at:], s.Stage[:x.Lanes*ld])
+		}
+		if l.RowOutputs {
+			x.FoldRows(rows, ld, o[done*l.DimV:], nil, x.Lanes, l.DimV, mul[done:], nil)
+		} else {
+			x.TransposeAll(rows, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
+		}
+		if rounded { // rows next to each other at once
+			x.Store(p.O.DType, p.O.Bits[at:], rows[:x.Lanes*ld])
 		}
 		done += x.Lanes
 	}
@@ -167,7 +173,7 @@ func (l *Layout) EachRow(s *Space, t *Tile, from int, o []float32, dim int, mul 
 		case l.RowOutputs:
 			ScaleRows(row, o[r*dim:(r+1)*dim], mul[r])
 		case r%x.Lanes == 0:
-			Turn(x, s.Stage, dim, 1, o[r:], x.Width, x.Width, dim, mul[r:])
+			x.TransposeAll(s.Stage, dim, 1, o[r:], x.Width, x.Width, dim, mul[r:])
 		}
 		h, i := l.Row(t.H, t.I, r)
 		do(row, h, i)

@@ -22,7 +22,7 @@ func (rows) pack(p *Products, s *Space, t *Tile) {
 			p.loadQueries(rows, t, lane, n)
 			clear(rows[n*ld : x.Lanes*ld])
 		}
-		Turn(x, t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
+		x.TransposeAll(t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
 	}
 }
 
@@ -40,17 +40,32 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	}
 	if a.Scores.biasAlone {
 		a.Scores.fetchBias(s, t, next)
+	} else if next.sums.at < 0 {
+		s.fetchRows(&p.Q, t, next, 0, l.Dims.Dim)
 	}
 	x.Scores(s.S, s.Runs, ldk, t.q, l.Dims.Dim, s.MX)
-	if !a.Scores.plain || t.mayHide {
-		a.Scores.Adjust(s, t, t.here)
-	}
+	a.Scores.Adjust(s, t, t.here)
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= BlockKeys, func(_ backend.DType, ldv int) { // else the values are fewer than the outputs, and checked first
-		x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= b.span.Hi-b.span.Lo, func(_ backend.DType, ldv int) { // else the values are fewer than the outputs, and checked first
+		if hi == t.Keys.Hi {
+			s.fetchRows(&p.O, t, t, 0, l.Dims.ValueDim)
+		}
+		if l.RowOutputs {
+			x.RowValues(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, t.stairs, s.Alpha)
+		} else {
+			x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+		}
 	})
+}
+
+// fetchRows makes a product of t prefetch n elements from at on of the rows of v that are those of a tile, unless it prefetches
+// keys or values.
+func (s *Space) fetchRows(v *strided.Tensor, t, of *Tile, at, n int) {
+	if t.here.Lo+BlockKeys >= s.block.end && len(s.Runs) == 1 && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+		vec.Ahead(&s.Runs[0], v.F32[min(v.Index(of.Batch, of.H, of.I)+at, len(v.F32)):], v.Stride[backend.Seq], of.N, n)
+	}
 }
 
 // fetchBias makes the product with keys prefetch the rows of the bias that the next tile of the task reads, unless it
@@ -60,8 +75,8 @@ func (sc *Scores) fetchBias(s *Space, t, next *Tile) {
 	if next.index <= t.index {
 		lo += BlockKeys
 	}
-	if v := &sc.bias; t.here.Lo+BlockKeys >= s.block.end && len(s.Runs) == 1 && sc.Listed == nil && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
-		vec.Ahead(&s.Runs[0], v.F32[min(v.Index(next.Batch, next.H, next.I)+lo, len(v.F32)):], v.Stride[backend.Seq], next.N, BlockKeys)
+	if sc.Listed == nil {
+		s.fetchRows(&sc.bias, t, next, lo, BlockKeys)
 	}
 }
 
@@ -69,11 +84,11 @@ func (rows) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, b
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	Fill(s.terms[:x.Lanes], factor)
 	for lane := 0; lane < t.N; lane += x.Lanes {
-		Turn(x, s.Stage, BlockKeys, 1, s.S[lane:], x.Width, x.Width, n, s.One)
+		x.TransposeAll(s.Stage, BlockKeys, 1, s.S[lane:], x.Width, x.Width, n, s.One)
 		for r := range min(x.Lanes, t.N-lane) {
 			sc.modifyRow(s.Stage[r*BlockKeys:], t, lane+r, here, f)
 		}
-		Turn(x, dst[lane:], x.Width, x.Width, s.Stage, BlockKeys, 1, n, s.terms[:])
+		x.TransposeAll(dst[lane:], x.Width, x.Width, s.Stage, BlockKeys, 1, n, s.terms[:])
 	}
 }
 
@@ -102,7 +117,11 @@ func (rows) adjust(sc *Scores, s *Space, t *Tile, here Span) {
 			from[r] = int32(max(0, min(n, span.Lo-here.Lo)))
 			to[r] = int32(max(0, min(n, span.Hi-here.Lo)))
 		}
-		x.Edge(s.S, n, 0, from, to)
+		first := 0
+		if t.Every.Lo <= here.Lo { // all rows see the keys up to there
+			first = max(0, min(t.Every.Hi, here.Hi)-here.Lo)
+		}
+		x.Edge(s.S[first*x.Width:], n-first, first, from, to)
 	}
 	x.ColumnMax(s.S, n, s.MX)
 }

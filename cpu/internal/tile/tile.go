@@ -10,7 +10,7 @@
 //	pairs   likewise, products of bf16     queries [D/2, Width]    scores [keys, Width]       outputs [DimV, Width]
 //	keys    keys as lanes                  queries [rows, DimK]    scores [rows, BlockKeys]   outputs [rows, DimV]
 //
-// A tile of few query rows may have them as lanes and the outputs of the last form
+// A tile of 8 or 16 query rows may have them as lanes and the outputs of the last form
 // (Layout.RowOutputs). The first fills the vector registers when there are many rows, the
 // last when there are few. The gonum kernels always use the last.
 //
@@ -96,6 +96,7 @@ type Tile struct {
 	Every         Span      // the keys that every row sees
 	here          Span      // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
 	mixed         bool      // the block mask hides some of here from some of the rows
+	stairs        int       // the last keys of here, of which each has a row less that sees it, from the second row on; 0 for others
 	mayHide       bool      // a weight of 0 may have to hide a value of here that is not finite
 	q             []float32 // the query rows, times scale
 	sums          sums
@@ -175,14 +176,6 @@ func CeilDiv(a, b int) int { return (a + b - 1) / b }
 
 // RoundUp returns the smallest multiple of step that is at least n.
 func RoundUp(n, step int) int { return CeilDiv(n, step) * step }
-
-// Turn transposes squares of Lanes rows of src and dst for n keys or elements, and multiplies them by
-// mul as Kernels.Transpose does. Squares lie Lanes·down elements apart in dst, and Lanes·along in src.
-func Turn(x *vec.Kernels, dst []float32, ldd, down int, src []float32, lds, along, n int, mul []float32) {
-	for at := 0; at < n; at += x.Lanes {
-		x.Transpose(dst[at*down:], ldd, src[at*along:], lds, mul)
-	}
-}
 
 // Fill sets each element of s to x.
 func Fill[T any](s []T, x T) {

@@ -57,7 +57,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 					runs = AppendRun(nil, k, d, n, d, k[n*d:])
 				}
 				x.Mix(F32, o, d, runs, ld, s, n, alpha, heads, d)
-				valuesByLane(x, ot, runs, ld, st, d, alpha)
+				valuesByLane(x, ot, runs, ld, st, d, 0, alpha)
 				twin.Mix(F32, o2, d, runs, ld, s, n, alpha, heads, d)
 				within(t, "mix", o, o2, 0)
 				for h := range heads {

@@ -75,3 +75,41 @@ var NegInf = float32(math.Inf(-1))
 // NoScore is the largest score of a row that has seen no key. It is finite, because
 // -Inf - (-Inf) is NaN.
 const NoScore = -math.MaxFloat32
+
+// MergeLSE returns the factors of the outputs of two results in their merge, and its LSE:
+//
+//	m = max(x, y)    sum = exp(x - m) + exp(y - m)
+//	ox = exp(x - m)/sum    oy = exp(y - m)/sum    lse = m + log(sum)
+func MergeLSE(x, y float32) (ox, oy, lse float32) {
+	switch NegInf {
+	case y:
+		return 1, 0, x
+	case x:
+		return 0, 1, y
+	}
+	m := float64(max(x, y)) // NaN when either is
+	a, b := math.Exp(float64(x)-m), math.Exp(float64(y)-m)
+	return float32(a / (a + b)), float32(b / (a + b)), float32(m + math.Log(a+b))
+}
+
+// RowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
+// sum l of the powers 2^(s - m), with a sink, or without one if that is -Inf:
+//
+//	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
+//
+// It returns the natural log-sum-exp, and the factor of the row's output:
+// 2^(m - top)/sum, or 1/l without a sink. For a row that has seen no key these are the
+// sink and 0.
+func RowLSE(m float32, l float64, sink float32) (lse, inv float32) {
+	switch {
+	case l == 0:
+		return sink, 0
+	case sink == NegInf:
+		return float32((float64(m) + math.Log2(l)) * math.Ln2), float32(1 / l)
+	}
+	score, other := float64(m), float64(sink)*math.Log2E
+	top := max(score, other)
+	mine := math.Exp2(score - top)
+	sum := mine*l + math.Exp2(other-top)
+	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
+}

@@ -181,7 +181,8 @@ func narrowAVX512Half(x Kernels) *Kernels {
 		slopes:      slopesAVX512Half,
 		hide:        hideAVX512Half,
 		drop:        dropAVX512Half,
-		halfValues:  halfValuesAVX512,
+		rowValues:   rowValues8x2AVX512,
+		foldRows:    foldRowsAVX512Half,
 	}
 	x.exp2 = exp2AVX512Half
 	x.softcap = softcapAVX512Half
@@ -234,6 +235,8 @@ func narrowAVX512x1(x Kernels) *Kernels {
 		pairValues:  pairValuesAVX512x1,
 		dotValues:   dotValuesAVX512x1,
 		pairWeights: pairWeightsAVX512x1,
+		rowValues:   rowValues16x1AVX512,
+		foldRows:    foldRowsAVX512x1,
 	}
 	return &x
 }

@@ -34,16 +34,24 @@ func TestScoresAndValues(t *testing.T) {
 
 				o, alpha := random(rng, d*w), random(rng, w)
 				o2 := clone(o)
-				valuesByLane(x, o, runs, ld, s, d, alpha)
+				valuesByLane(x, o, runs, ld, s, d, 0, alpha)
 				twin.Values(o2, runs, ld, s, d, alpha)
 				within(t, "values, "+what, o, o2, 0)
+
+				stairs := min(w-1, runs[len(runs)-1].n)
+				for u := range stairs {
+					clear(s[(n-stairs+u)*w:][:u+1])
+				}
+				valuesByLane(x, o, runs, ld, s, d, stairs, alpha)
+				twin.Values(o2, runs, ld, s, d, alpha)
+				within(t, "values with stairs, "+what, o, o2, 0)
 			}
 		}
 	})
 }
 
-// valuesByLane is Values for outputs [d, Width] whatever the layout of x.
-func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d int, alpha []float32) {
+// valuesByLane is Values for outputs [d, Width], or RowValues where x has that.
+func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d, stairs int, alpha []float32) {
 	if !x.RowOutputs() {
 		x.Values(o, runs, ldv, p, d, alpha)
 		return
@@ -53,7 +61,7 @@ func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d i
 	for i := range d * x.Width {
 		rows[i%x.Width*ld+i/x.Width] = o[i]
 	}
-	x.Values(rows, runs, ldv, p, d, alpha)
+	x.RowValues(rows, runs, ldv, p, d, stairs, alpha)
 	for i := range d * x.Width {
 		o[i] = rows[i%x.Width*ld+i/x.Width]
 	}

@@ -8,8 +8,9 @@
 //
 // K and V are read in place, at any distance between rows. No sum goes across lanes, and only Q and O are transposed.
 // Scores are in units of log2 e: the caller multiplies Q by scale·log2(e) when it packs it. With few query rows, lanes
-// would stay empty; then keys are lanes (Dots, Mix). A tile of 8 rows fills vectors of 16 with pairs of keys for Scores
-// and with elements for Values (RowOutputs). All layouts compute each sum in the same order, so a row has the same bits in each:
+// would stay empty; then keys are lanes (Dots, Mix). A tile of 8 rows fills vectors of 16 with pairs of keys for Scores.
+// In AVX-512, outputs of 8 and 16 rows have elements as lanes (RowValues). All layouts compute each sum in the same order.
+// A row therefore has the same bits in each:
 //
 //	a score is summed over d upwards from 0, in one chain of FMAs
 //	a block's weights are summed by fours, ((p0+p1)+(p2+p3)), upwards from 0
@@ -106,8 +107,9 @@ type tileKernels struct {
 	pairScores, dotScores pairScoresFunc
 	pairValues, dotValues pairValuesFunc
 	pairWeights           func(s *float32, fours int, m, mx, l, alpha *float32, pairs *uint32)
-	// halfValues is Values with elements as lanes, or nil.
-	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
+	// For outputs with elements as lanes, or nil.
+	rowValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d, stairs int, alpha *float32)
+	foldRows  func(dst *float32, ldd int, x, y *float32, rows, vectors int, a, b *float32)
 }
 
 // registerTile is a kernel that computes rows by vectors sums at once. The rows are keys,
@@ -160,19 +162,15 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 // computes. It was measured with windows and causal masks: the shorter a tile's products, the more its other steps count.
 // Zen 4, whose units have 256 bits, hides the latency of FMAs with fewer vectors.
 func (x *Kernels) Slower() float64 {
-	if x.RowOutputs() { // the softmax fills half of each vector
+	if x.rowLanes > x.Lanes { // the softmax fills half of each vector
 		return 1.8
 	}
 	byVectors := [3]float64{1.2, 1.06, 1}
 	if x.zen4 {
-		byVectors = [3]float64{1.05, 1.025, 1}
+		byVectors = [3]float64{1.02, 1.025, 1}
 	}
 	return byVectors[min(x.Width/x.Lanes, 3)-1]
 }
-
-// RowOutputs reports whether Values has elements as lanes. A vector that the query rows of
-// the tile do not fill is then used in full.
-func (x *Kernels) RowOutputs() bool { return x.tile.halfValues != nil }
 
 // The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
@@ -240,20 +238,10 @@ func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 //
 //	o [d, Width]    v [n, d] of F32, rows ldv apart    p [n, Width]    alpha [Width]
 //
-// The n values are those of all runs. With RowOutputs, o is [Width, d rounded up to Lanes].
+// The n values are those of all runs.
 func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, alpha []float32) {
 	w, n := x.Width, rowsOf(runs)
 	_, _, _ = o[d*w-1], p[n*w-1], alpha[w-1]
-	if x.RowOutputs() {
-		ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
-		_ = o[(w-1)*ldo+d-1]
-		strip := 4 * x.Lanes // two vectors, each of twice as many elements
-		most := max(1, budget/(2*w*n)) * strip
-		for c := 0; c < d; c += most {
-			x.tile.halfValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), &alpha[0])
-		}
-		return
-	}
 	c, all := 0, x.tile.values
 	for i := range all {
 		t := &all[i]
@@ -460,6 +448,14 @@ func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul 
 	n := x.Lanes
 	_, _, _ = dst[(n-1)*ldd+n-1], src[(n-1)*lds+n-1], mul[n-1]
 	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
+}
+
+// TransposeAll transposes squares of Lanes rows of src and dst for n keys or elements, and multiplies them by
+// mul as Transpose does. Squares lie Lanes·down elements apart in dst, and Lanes·along in src.
+func (x *Kernels) TransposeAll(dst []float32, ldd, down int, src []float32, lds, along, n int, mul []float32) {
+	for at := 0; at < n; at += x.Lanes {
+		x.Transpose(dst[at*down:], ldd, src[at*along:], lds, mul)
+	}
 }
 
 // Load writes F16, BF16, Q8, Q4 or F8 as float32, exactly. cols is a multiple of Lanes.

@@ -835,8 +835,17 @@ func rowWeightsAVX512Half(s *float32, lds int, vectors int, rows int, m *float32
 // softcapAVX512Half is Kernels.softcap.
 func softcapAVX512Half(x *float32, vectors int, c float32)
 
-// halfValuesAVX512 is tileKernels.halfValues.
-func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
+// rowValues8x2AVX512 is tileKernels.rowValues for 8 rows and 2 vectors.
+func rowValues8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, stairs int, alpha *float32)
+
+// foldRowsAVX512Half is tileKernels.foldRows.
+func foldRowsAVX512Half(dst *float32, ldd int, x *float32, y *float32, rows int, vectors int, a *float32, b *float32)
+
+// rowValues16x1AVX512 is tileKernels.rowValues for 16 rows and 1 vectors.
+func rowValues16x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, stairs int, alpha *float32)
+
+// foldRowsAVX512x1 is tileKernels.foldRows.
+func foldRowsAVX512x1(dst *float32, ldd int, x *float32, y *float32, rows int, vectors int, a *float32, b *float32)
 
 // turnAVX512 is Kernels.turn.
 func turnAVX512(dst *uint32, ldd int, src *uint16, lds int, squares int)

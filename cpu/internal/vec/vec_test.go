@@ -308,6 +308,21 @@ func TestTileSteps(t *testing.T) {
 
 		u, a := random(rng, rows*w), random(rng, w)
 		same(t, "fold", x, twin, random(rng, rows*w), nil, func(k *Kernels, s, _ []float32) { k.Fold(s, u, rows, a, b[:w]) })
+		if x.RowOutputs() { // against Fold of each row
+			o, d, zeros := random(rng, w*w), w, make([]float32, w*w)
+			a[0], o[0] = -1e-30, 1e-30 // the product is no -0
+			got, folded, apart := clone(o), clone(o), make([]float32, w*(d+3))
+			y := random(rng, w*w)
+			x.FoldRows(got, d, got, y, w, d, a, b)
+			x.FoldRows(apart, d+3, o, nil, w, d, a, nil)
+			for r := range w {
+				fa, fb, row := filled(w, a[r]), filled(w, b[r]), o[r*d:][:d]
+				x.Fold(folded[r*d:], y[r*d:], 1, fa, fb)
+				x.Fold(row, zeros, 1, fa, zeros)
+				within(t, "a row of outputs times a factor", apart[r*(d+3):][:d], row, 0)
+			}
+			within(t, "folded rows of outputs", got, folded, 0)
+		}
 	})
 }
 

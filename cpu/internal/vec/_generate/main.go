@@ -94,7 +94,11 @@ func main() {
 	half.exp2()
 	half.rowWeights()
 	half.softcap()
-	avx512.halfValues(half, 2)
+	avx512.rowValues(half, 2)
+	half.foldRows()
+	x1 := narrow[1]
+	avx512.rowValues(x1, 1)
+	x1.foldRows()
 	avx512.turn("turn", 1)
 	avx512.turn("turnPairs", 2)
 	avx512.roundPairs()

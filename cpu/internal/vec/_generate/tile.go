@@ -164,15 +164,40 @@ func (a *isa) values(rows int) {
 	end()
 }
 
-// halfValues writes the values of a tile of b's query rows with elements as lanes: the outputs
-// of all rows, some vectors at a time. Masks end the last ones.
-func (a *isa) halfValues(b *isa, vectors int) {
-	a.text(b, "halfValues", tables.Which{}, NOSPLIT)
+// rowValues writes the values of a tile of b's query rows with elements as lanes: the outputs
+// of all rows, some vectors at a time. Masks end the last ones. After the keys of the runs come those of the stairs, each of
+// which one row less takes.
+func (a *isa) rowValues(b *isa, vectors int) {
+	a.text(b, "rowValues", tables.Which{Rows: b.lanes, Vectors: vectors}, NOSPLIT)
 	o, ld, left, first := param("o"), param("ldv"), param("d"), argument("first")
 	ld3 := tripled(ld)
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
 	x, w, k := a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
 	acc := a.accumulators(b.lanes, vectors)
+	// add adds the products of key u of the next ones for the rows from r on.
+	add := func(u, r int, fetch func()) {
+		for j := range x {
+			VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
+		}
+		for ; r < len(acc); r++ {
+			weight, y := Mem{Base: p, Disp: u*b.bytes() + 4*r}, w[(u*len(acc)+r)%len(w)]
+			if vectors > 1 {
+				VBROADCASTSS(weight, y)
+			}
+			for j := range x {
+				if vectors > 1 {
+					VFMADD231PS(x[j], y, acc[r][j])
+				} else {
+					VFMADD231PS_BCST(weight, x[j], acc[r][j])
+				}
+			}
+			fetch()
+		}
+	}
+	advanceKeys := func(n int) {
+		ADDQ(U32(uint32(n*b.bytes())), p)
+		skip(n, vp, ld)
+	}
 	Label("strip")
 	ahead.overlap(4)
 	mask := GP64()
@@ -196,22 +221,20 @@ func (a *isa) halfValues(b *isa, vectors int) {
 			}
 			fetch := among(n*len(acc), lines)
 			for u := range n {
-				for j := range x {
-					VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
-				}
-				for r := range acc {
-					y := w[(u*len(acc)+r)%len(w)]
-					VBROADCASTSS(Mem{Base: p, Disp: u*b.bytes() + 4*r}, y)
-					for j := range x {
-						VFMADD231PS(x[j], y, acc[r][j])
-					}
-					fetch()
-				}
+				add(u, 0, fetch)
 			}
-			ADDQ(U32(uint32(n*b.bytes())), p)
-			skip(n, vp, ld)
+			advanceKeys(n)
 		})
 	})
+	stairs := GP64()
+	MOVQ(argument("stairs"), stairs)
+	for r := 1; r < len(acc); r++ {
+		DECQ(stairs)
+		JS(LabelRef("added"))
+		add(0, r, func() {})
+		advanceKeys(1)
+	}
+	Label("added")
 	op, alpha := GP64(), GP64()
 	MOVQ(o, op)
 	MOVQ(argument("alpha"), alpha)
@@ -228,6 +251,39 @@ func (a *isa) halfValues(b *isa, vectors int) {
 	SUBQ(U32(uint32(vectors*a.lanes)), left)
 	JG(LabelRef("strip"))
 	ahead.saveChain()
+	end()
+}
+
+// foldRows writes dst = x*a + y*b, with three roundings, for rows of vectors with a factor each. Without y it adds 0.
+func (a *isa) foldRows() {
+	a.kernel("foldRows")
+	dst, ldd, x, y, rows, vectors := param("dst"), param("ldd"), param("x"), param("y"), param("rows"), param("vectors")
+	pa, pb, to, n := param("a"), param("b"), GP64(), GP64()
+	va, vb, l, r := a.vec(), a.vec(), a.vec(), a.vec()
+	a.zero(r)
+	loop("row", rows, 1, func() {
+		VBROADCASTSS(Mem{Base: pa}, va)
+		TESTQ(y, y)
+		JZ(LabelRef("alone"))
+		VBROADCASTSS(Mem{Base: pb}, vb)
+		ADDQ(Imm(4), pb)
+		Label("alone")
+		ADDQ(Imm(4), pa)
+		MOVQ(dst, to)
+		MOVQ(vectors, n)
+		loop("vector", n, 1, func() {
+			VMULPS(a.at(x, 0), va, l)
+			TESTQ(y, y)
+			JZ(LabelRef("zero"))
+			VMULPS(a.at(y, 0), vb, r)
+			ADDQ(U32(uint32(a.bytes())), y)
+			Label("zero")
+			VADDPS(r, l, l)
+			VMOVUPS(l, a.at(to, 0))
+			advance(a.bytes(), x, to)
+		})
+		ADDQ(ldd, dst)
+	})
 	end()
 }
 

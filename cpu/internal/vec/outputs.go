@@ -1,0 +1,37 @@
+package vec
+
+import "unsafe"
+
+// RowOutputs reports whether x has RowValues and FoldRows. They need no transposition of the outputs, and use vectors in full
+// that the query rows of the tile do not fill.
+func (x *Kernels) RowOutputs() bool { return x.tile.rowValues != nil }
+
+// RowValues is Values for outputs [Width, d rounded up to Lanes]. The last values, as many as stairs states, are in one run
+// and have fewer rows each: of stairs values, the n-th, from 0, is added to the rows after row n.
+func (x *Kernels) RowValues(o []float32, runs []Run, ldv int, p []float32, d, stairs int, alpha []float32) {
+	w, n, last := x.Width, rowsOf(runs), &runs[len(runs)-1]
+	ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
+	_, _, _ = o[(w-1)*ldo+d-1], p[n*w-1], alpha[w-1]
+	if stairs < 0 || stairs >= min(w, last.n+1) {
+		panic("vec: RowValues with more stairs than rows or values")
+	}
+	last.n -= stairs
+	most := max(1, budget/(2*w*n)) * 32 // a multiple of a strip
+	for c := 0; c < d; c += most {
+		x.tile.rowValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), stairs, &alpha[0])
+	}
+	last.n += stairs
+}
+
+// FoldRows computes dst = x·a + y·b, with each operation rounded, for outputs of RowValues. y and b may be nil: 0 is added.
+//
+//	dst [rows, d], rows ldd apart    x, y [rows, d]    a, b [rows]
+//
+// d is a multiple of Lanes.
+func (x *Kernels) FoldRows(dst []float32, ldd int, o, y []float32, rows, d int, a, b []float32) {
+	_, _, _ = dst[(rows-1)*ldd+d-1], o[rows*d-1], a[rows-1]
+	if y != nil {
+		_, _ = y[rows*d-1], b[rows-1]
+	}
+	x.tile.foldRows(&dst[0], 4*ldd, &o[0], unsafe.SliceData(y), rows, d/x.Lanes, &a[0], unsafe.SliceData(b))
+}
