@@ -109,6 +109,7 @@ func TestOperationsOfManySequences(t *testing.T) {
 		windowed, paged bool
 		packed, odd     bool // odd: of unequal numbers of rows
 		segments        bool
+		lengths         []int // in place of rows
 		want            int
 	}{
 		{name: "32 decoded", sequences: 32, rows: 1, want: 2},
@@ -120,6 +121,8 @@ func TestOperationsOfManySequences(t *testing.T) {
 		{name: "64 prompts", sequences: 64, rows: 40, want: 1},
 		{name: "64 prompts with a window", sequences: 64, rows: 40, windowed: true, want: 1},
 		{name: "64 packed prompts", sequences: 64, rows: 40, packed: true, want: 1},
+		{name: "packed prompts of 40, 17 and 5 tokens", lengths: []int{40, 17, 5}, sequences: 3, packed: true, want: 1},
+		{name: "60 packed tokens and 4 prompts from pages", lengths: append(slices.Repeat([]int{1}, 60), 40, 33, 39, 28), sequences: 64, packed: true, paged: true, want: 3},
 		{name: "200 packed prompts", sequences: 200, rows: 40, packed: true, odd: true, want: 1},
 		{name: "200 packed prompts with a window", sequences: 200, rows: 40, packed: true, odd: true, windowed: true, want: 1},
 		{name: "64 packed prompts from pages", sequences: 64, rows: 40, packed: true, odd: true, paged: true, want: 1},
@@ -154,6 +157,9 @@ func TestOperationsOfManySequences(t *testing.T) {
 					cu[i+1] = cu[i] + x.rows
 					if x.odd {
 						cu[i+1] -= i % 8
+					}
+					if x.lengths != nil {
+						cu[i+1] = cu[i] + x.lengths[i]
 					}
 					segments = append(segments, slices.Repeat([]int32{int32(i)}, x.rows)...)
 				}

@@ -233,12 +233,13 @@ type unit struct {
 	path path
 }
 
-// units returns calls, or several as one. Packed batches must fit a path, and that of one of them: else bits might change.
+// units returns the calls, or what runs several of them as one. Packed batches run so only on the path that the first of them
+// takes alone: on another one its bits might differ.
 func (b *Backend) units(calls []*backend.Call) (all []unit) {
 	if len(calls) == 1 {
 		return []unit{{Unit: join.Unit{Calls: calls, Call: calls[0]}}}
 	}
-	for _, x := range join.Units(calls, b.decodes) {
+	for _, x := range join.Units(calls, b.decodes, func(c *backend.Call) bool { return b.prefills(c).tiled }) {
 		if x.Packed == nil {
 			all = append(all, unit{Unit: x})
 			continue
@@ -254,18 +255,25 @@ func (b *Backend) units(calls []*backend.Call) (all []unit) {
 	return all
 }
 
+// prefills returns the prefill path of c, the zero value if it has none.
+func (b *Backend) prefills(c *backend.Call) (x prefill) {
+	if p, err := b.prefillOf(c, nil); err == nil {
+		x = *p
+	}
+	return x
+}
+
 // packed returns the path of packed batches, or nil.
 func (b *Backend) packed(u join.Unit) path {
-	of, err := b.path(u.Calls[0])
-	one, ok := of.(*prefill)
-	if err != nil || !ok || !one.tiled && one.matrices == "" {
+	one := b.prefills(u.Calls[0])
+	if !one.tiled && one.matrices == "" {
 		return nil
 	}
 	x, err := b.prefillOf(u.Call, u.Packed)
 	if err != nil || x.tiled != one.tiled || x.matrices != one.matrices || x.HasTable() != (u.Call.Pages != nil) {
 		return nil
 	}
-	for _, o := range x.cutter.Operands { // views of them must be windows
+	for _, o := range x.cutter.Operands { // each must be one window of device memory
 		if _, staged := o.View(x.all(), x.cutter.Align).Buf.(*cut.Staged); staged || o.OnHost || o.Gathered {
 			return nil
 		}

@@ -103,7 +103,7 @@ func (a *attention) check(k shaders.Variant) error {
 }
 
 // bind sets the options of a chunk in w, and returns the windows of masks and biases. When kernels look pages up, it also
-// sets where the pages of the chunk's batches are, and returns the window of their table.
+// sets where the pages of the chunk's batches are, and returns the window of their table. That of packed batches is the mask.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
 	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
 	lookUp := a.HasTable() || a.listed()

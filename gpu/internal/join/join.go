@@ -4,6 +4,9 @@ package join
 
 import (
 	"cmp"
+	"maps"
+	"slices"
+	"sync"
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
@@ -37,13 +40,17 @@ func Alone(calls []*backend.Call) (all []Unit) {
 	return all
 }
 
-// Units divides calls into those that run as one. decodes reports whether few rows of a call are decoded, which takes batches with
-// the same number of rows at equal distances.
-func Units(calls []*backend.Call, decodes func(c *backend.Call) bool) (all []Unit) {
+// shortKeys is the most keys with which few rows run like prompts: as many as a split of decoding has.
+const shortKeys = 256
+
+// Units divides calls into those that run as one. decodes reports whether the few rows of a call are decoded, which takes batches with
+// the same number of rows at equal distances. Others run with the prompts if they have few keys, and keeps
+// reports that this changes no bit.
+func Units(calls []*backend.Call, decodes, keeps func(c *backend.Call) bool) (all []Unit) {
 	var groups [][]*backend.Call
 	of := map[kind]int{}
 	for i, c := range calls {
-		k, ok := kindOf(c, decodes(c))
+		k, ok := kindOf(c)
 		if !ok {
 			all = append(all, Alone(calls[i:i+1])...)
 			continue
@@ -54,13 +61,37 @@ func Units(calls []*backend.Call, decodes func(c *backend.Call) bool) (all []Uni
 		groups[of[k]] = append(groups[of[k]], c)
 	}
 	for _, g := range groups {
-		if len(g) > 1 {
-			if x, ok := join(g, decodes(g[0])); ok {
-				all = append(all, x)
-				continue
+		kept := sync.OnceValue(func() bool { return keeps(g[0]) })
+		long := func(c *backend.Call) bool { return c.Dims().SeqK > shortKeys || !kept() }
+		var prompts []*backend.Call
+		few := map[int][]*backend.Call{} // by their rows
+		for _, c := range g {
+			if n := c.Dims().SeqQ; decodes(c) {
+				few[n] = append(few[n], c)
+			} else {
+				prompts = append(prompts, c)
 			}
 		}
-		all = append(all, Alone(g)...)
+		for _, n := range slices.Sorted(maps.Keys(few)) {
+			if len(prompts) == 0 || slices.ContainsFunc(few[n], long) {
+				if x, ok := join(few[n], true); ok {
+					all = append(all, x)
+					continue
+				}
+			}
+			for i, c := range few[n] {
+				if long(c) {
+					all = append(all, Alone(few[n][i:i+1])...)
+				} else {
+					prompts = append(prompts, c)
+				}
+			}
+		}
+		if x, ok := join(prompts, false); ok {
+			all = append(all, x)
+		} else {
+			all = append(all, Alone(prompts)...)
+		}
 	}
 	return all
 }
@@ -72,7 +103,7 @@ type kind struct {
 	dims           backend.Dims
 	scale, softcap float32
 	left, right    int
-	low, decodes   bool
+	low            bool
 	slopes, sinks  *float32
 }
 
@@ -85,14 +116,12 @@ type place struct {
 
 // kindOf returns the kind of c. It reports false for a call that runs alone, because it has several batches, operands for each pair
 // or lists, or because an option depends on its number among the calls.
-func kindOf(c *backend.Call, decodes bool) (k kind, ok bool) {
+func kindOf(c *backend.Call) (k kind, ok bool) {
 	k = kind{
 		dims: c.Dims(), scale: c.Scale, softcap: c.Softcap, left: c.Visible.Left, right: c.Visible.Right,
-		low: c.LowPrecision, decodes: decodes, slopes: unsafe.SliceData(c.Slopes), sinks: unsafe.SliceData(c.Sinks),
+		low: c.LowPrecision, slopes: unsafe.SliceData(c.Slopes), sinks: unsafe.SliceData(c.Sinks),
 	}
-	if k.dims.SeqK = 0; !k.decodes { // decoding takes equal numbers of rows
-		k.dims.SeqQ = 0
-	}
+	k.dims.SeqQ, k.dims.SeqK = 0, 0
 	for n, t := range Tensors(c) {
 		k.operands[n] = place{t.Memory(), t.DType(), t.Strides()}
 	}
@@ -111,8 +140,12 @@ func Tensors(c *backend.Call) [5]*backend.Tensor {
 	return [5]*backend.Tensor{&c.Q, &c.O, &c.LSE, &c.K, &c.V}
 }
 
-// join returns calls of one kind as one: as batches at equal distances, or else as packed ones, which are not decoded.
+// join returns calls of one kind, which it sorts, as one: as batches at equal distances, or else as packed ones, which are not decoded.
 func join(calls []*backend.Call, decodes bool) (x Unit, ok bool) {
+	if len(calls) < 2 {
+		return x, false
+	}
+	slices.SortStableFunc(calls, func(x, y *backend.Call) int { return x.Q.Offset() - y.Q.Offset() })
 	c := *calls[0]
 	p := &Packed{Batches: make([]Batch, len(calls))}
 	v := &c.Visible

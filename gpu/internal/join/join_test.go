@@ -20,8 +20,17 @@ func TestUnits(t *testing.T) {
 		{"equal", equal, nil, 1, false},
 		{"unequal", unequal, nil, 1, true},
 		{"few rows", []int{3, 3, 3}, nil, 1, false},
-		{"few rows at unequal distances", []int{3, 1, 3, 3}, nil, 4, false},
-		{"rows and prompts", []int{3, 3, 20, 25}, nil, 2, true},
+		{"few rows at unequal distances", []int{3, 1, 3, 3}, nil, 1, true},
+		{"few rows at unequal distances on a path with other bits", []int{3, 1, 3, 3}, func(i int, c *backend.Call) { c.LowPrecision = true }, 4, false},
+		{"few rows and prompts", []int{3, 3, 20, 25}, nil, 1, true},
+		{"few rows and prompts on a path with other bits", []int{3, 3, 20, 25}, func(i int, c *backend.Call) { c.LowPrecision = true }, 2, true},
+		{"few rows, some with many keys, and prompts", []int{3, 3, 3, 20, 25}, func(i int, c *backend.Call) {
+			if c.K, c.V = c.Q, c.Q; i == 1 {
+				for _, x := range []*backend.Tensor{&c.K, &c.V} {
+					*x = must.Get(x.View(backend.Shape{1, 4, 300, 8}, x.Strides(), 0))(t)
+				}
+			}
+		}, 2, true},
 		{"equal rows, keys that do not count", equal, func(i int, c *backend.Call) { c.Visible.KLen = []int{9 + i} }, 1, false},
 		{"places of their own", equal, func(i int, c *backend.Call) { c.Visible.Offset = i * i }, 1, false},
 		{"another window", equal, func(i int, c *backend.Call) { c.Visible.Left = 5 + i/2 }, 2, false},
@@ -52,7 +61,7 @@ func TestUnits(t *testing.T) {
 			}
 			at += n
 		}
-		units := Units(calls, func(c *backend.Call) bool { return c.Dims().SeqQ <= 4 })
+		units := Units(calls, func(c *backend.Call) bool { return c.Dims().SeqQ <= 4 }, func(c *backend.Call) bool { return !c.LowPrecision })
 		joined, packed := 0, false
 		for _, u := range units {
 			joined, packed = joined+len(u.Calls), packed || u.Packed != nil
