@@ -35,7 +35,7 @@ func (x *chunk) addBiases(t *tile.Tile, here tile.Span) {
 	plan, v := &c.plan, &c.dBias
 	if k := l.Kernels; !l.KeyLanes {
 		for lane := 0; lane < t.N; lane += k.Lanes {
-			k.TransposeAll(x.turned[lane*tile.BlockKeys:], tile.BlockKeys, 1, x.ds[lane:], k.Width, k.Width, n, x.space.One)
+			k.Transpose(x.turned[lane*tile.BlockKeys:], tile.BlockKeys, 1, x.ds[lane:], k.Width, k.Width, n, x.space.One)
 		}
 		ds = x.turned
 	}

@@ -207,8 +207,8 @@ func (x *chunk) loadTile(t *tile.Tile) {
 		return
 	}
 	for lane := 0; lane < k.Width; lane += k.Lanes {
-		k.TransposeAll(x.qt[lane:], k.Width, k.Width, x.q[lane*l.DimK:], l.DimK, 1, l.DimK, s.Scale)
-		k.TransposeAll(x.dOt[lane:], k.Width, k.Width, x.dO[lane*l.DimV:], l.DimV, 1, l.DimV, s.One)
+		k.Transpose(x.qt[lane:], k.Width, k.Width, x.q[lane*l.DimK:], l.DimK, 1, l.DimK, s.Scale)
+		k.Transpose(x.dOt[lane:], k.Width, k.Width, x.dO[lane*l.DimV:], l.DimV, 1, l.DimV, s.One)
 	}
 }
 

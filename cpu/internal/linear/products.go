@@ -76,7 +76,7 @@ func (r *room) turn(rows []float32, n int) {
 	for i := 0; i < n; i += w {
 		strip := r.kt[i*r.lk:]
 		for lane := 0; lane < w && !x.KeyLanes; lane += x.Lanes {
-			x.TransposeAll(strip[lane:], w, w, rows[(i+lane)*r.lk:], r.lk, 1, r.lk, r.one)
+			x.Transpose(strip[lane:], w, w, rows[(i+lane)*r.lk:], r.lk, 1, r.lk, r.one)
 		}
 		for j := i; j < min(i+w, n) && x.KeyLanes; j++ { // which lacks Transpose
 			for c, y := range rows[j*r.lk:][:r.lk] {

@@ -151,7 +151,7 @@ func (p *Products) writeOutputs(s *Space, t *Tile, o, mul []float32) {
 		if l.RowOutputs {
 			x.FoldRows(rows, ld, o[done*l.DimV:], nil, x.Lanes, l.DimV, mul[done:], nil)
 		} else {
-			x.TransposeAll(rows, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
+			x.Transpose(rows, ld, 1, o[done:], x.Width, x.Width, l.DimV, mul[done:])
 		}
 		if rounded { // rows next to each other at once
 			x.Store(p.O.DType, p.O.Bits[at:], rows[:x.Lanes*ld])
@@ -173,7 +173,7 @@ func (l *Layout) EachRow(s *Space, t *Tile, from int, o []float32, dim int, mul 
 		case l.RowOutputs:
 			ScaleRows(row, o[r*dim:(r+1)*dim], mul[r])
 		case r%x.Lanes == 0:
-			x.TransposeAll(s.Stage, dim, 1, o[r:], x.Width, x.Width, dim, mul[r:])
+			x.Transpose(s.Stage, dim, 1, o[r:], x.Width, x.Width, dim, mul[r:])
 		}
 		h, i := l.Row(t.H, t.I, r)
 		do(row, h, i)

@@ -22,7 +22,7 @@ func (rows) pack(p *Products, s *Space, t *Tile) {
 			p.loadQueries(rows, t, lane, n)
 			clear(rows[n*ld : x.Lanes*ld])
 		}
-		x.TransposeAll(t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
+		x.Transpose(t.q[lane:], x.Width, x.Width, rows, ld, 1, l.DimK, s.Scale)
 	}
 }
 
@@ -84,11 +84,11 @@ func (rows) modify(sc *Scores, s *Space, t *Tile, here Span, f func([]float32, b
 	x, n := sc.Layout.Kernels, here.Hi-here.Lo
 	Fill(s.terms[:x.Lanes], factor)
 	for lane := 0; lane < t.N; lane += x.Lanes {
-		x.TransposeAll(s.Stage, BlockKeys, 1, s.S[lane:], x.Width, x.Width, n, s.One)
+		x.Transpose(s.Stage, BlockKeys, 1, s.S[lane:], x.Width, x.Width, n, s.One)
 		for r := range min(x.Lanes, t.N-lane) {
 			sc.modifyRow(s.Stage[r*BlockKeys:], t, lane+r, here, f)
 		}
-		x.TransposeAll(dst[lane:], x.Width, x.Width, s.Stage, BlockKeys, 1, n, s.terms[:])
+		x.Transpose(dst[lane:], x.Width, x.Width, s.Stage, BlockKeys, 1, n, s.terms[:])
 	}
 }
 

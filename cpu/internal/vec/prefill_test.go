@@ -48,9 +48,7 @@ func (c prefill) bench(b *testing.B, x *Kernels) {
 	run := make([]Run, 0, 1)
 	transpose := func(dst []float32, ldd int, src []float32, lds, rows, columns int) {
 		for r := 0; r < rows; r += lanes {
-			for c := 0; c < columns; c += lanes {
-				x.Transpose(dst[c*ldd+r:], ldd, src[r*lds+c:], lds, one)
-			}
+			x.Transpose(dst[r:], ldd, ldd, src[r*lds:], lds, 1, columns, one)
 		}
 	}
 	task := func(spent *[3]time.Duration) { // of transposing, products and weights

@@ -436,25 +436,19 @@ func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 	return found
 }
 
-// Transpose transposes a square and multiplies the columns of the source by mul:
+// Transpose transposes squares for n keys or elements, and multiplies the columns of the source by mul:
 //
 //	dst[c][r] = src[r][c]·mul[c] + 0
 //
-//	src, dst [Lanes, Lanes], rows lds and ldd apart    mul [Lanes]
+//	src, dst [Lanes, Lanes], rows lds and ldd apart, squares Lanes·along and Lanes·down apart    mul [Lanes]
 //
 // The product is rounded before 0 is added, so no zero is negative. One FMA would leave -0
 // where a negative product underflows.
-func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul []float32) {
-	n := x.Lanes
-	_, _, _ = dst[(n-1)*ldd+n-1], src[(n-1)*lds+n-1], mul[n-1]
-	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
-}
-
-// TransposeAll transposes squares of Lanes rows of src and dst for n keys or elements, and multiplies them by
-// mul as Transpose does. Squares lie Lanes·down elements apart in dst, and Lanes·along in src.
-func (x *Kernels) TransposeAll(dst []float32, ldd, down int, src []float32, lds, along, n int, mul []float32) {
-	for at := 0; at < n; at += x.Lanes {
-		x.Transpose(dst[at*down:], ldd, src[at*along:], lds, mul)
+func (x *Kernels) Transpose(dst []float32, ldd, down int, src []float32, lds, along, n int, mul []float32) {
+	l := x.Lanes
+	for at := 0; at < n; at += l {
+		_, _, _ = dst[at*down+(l-1)*ldd+l-1], src[at*along+(l-1)*lds+l-1], mul[l-1]
+		x.transpose(&dst[at*down], 4*ldd, &src[at*along], 4*lds, &mul[0])
 	}
 }
 

@@ -389,8 +389,8 @@ func TestMoves(t *testing.T) {
 			src[0], mul[0] = 0, -1
 			src[1], mul[1] = -1e-30, 1e-30 // underflows
 			dst, dst2 := make([]float32, n*(n+1)), make([]float32, n*(n+1))
-			x.Transpose(dst, n+1, src, n+3, mul)
-			twin.Transpose(dst2, n+1, src, n+3, mul)
+			x.Transpose(dst, n+1, 1, src, n+3, 1, n, mul)
+			twin.Transpose(dst2, n+1, 1, src, n+3, 1, n, mul)
 			within(t, "transpose", dst, dst2, 0)
 			for _, y := range []float32{dst[0], dst[n+1]} {
 				if math.Float32bits(y) != 0 {
