@@ -37,20 +37,26 @@ func (v Visibility) OffsetOf(b int) int {
 
 // Range returns the keys [lo, hi) of seqK keys that row i of batch b sees; lo == hi when it sees none.
 func (v *Visibility) Range(b, i, seqK int) (lo, hi int) {
-	hi = seqK
-	if v.KLen != nil {
-		hi = min(hi, v.KLen[b])
-	}
-	if v.Left != Unbounded {
-		lo = max(0, i+v.OffsetOf(b)-v.Left)
-	}
-	if v.Right != Unbounded {
-		hi = min(hi, i+v.OffsetOf(b)+v.Right+1)
-	}
-	if lo >= hi {
+	lo, hi, end := v.Window(b, seqK)
+	if lo, hi = max(0, lo+i), min(end, hi+i); lo >= hi {
 		return 0, 0
 	}
 	return lo, hi
+}
+
+// Window returns the keys [lo, hi) that row 0 of batch b would see if there were keys before the first and after the last. A row
+// i sees those of [lo+i, hi+i) that are in [0, end).
+func (v *Visibility) Window(b, seqK int) (lo, hi, end int) {
+	if end = seqK; v.KLen != nil {
+		end = min(end, v.KLen[b])
+	}
+	if lo, hi = -Unbounded, end; v.Left != Unbounded {
+		lo = v.OffsetOf(b) - v.Left
+	}
+	if v.Right != Unbounded {
+		hi = v.OffsetOf(b) + v.Right + 1
+	}
+	return lo, hi, end
 }
 
 // Pairs returns the number of visible (query, key) pairs of one head, summed over the batches.
@@ -66,23 +72,10 @@ func (v Visibility) Pairs(batch, seqQ, seqK int) (n int64) {
 
 // PairsOf returns the number of visible (query, key) pairs of one head of batch b.
 func (v Visibility) PairsOf(b, seqQ, seqK int) int64 {
-	keys := int64(seqK)
-	if v.KLen != nil {
-		keys = min(keys, int64(v.KLen[b]))
-	}
-	// before sums, over the rows, the keys less than to after the row's own position.
-	before := func(to int64) int64 {
-		first := int64(v.OffsetOf(b)) + to
-		return below(first+int64(seqQ), keys) - below(first, keys)
-	}
-	pairs := int64(seqQ) * keys
-	if v.Right != Unbounded {
-		pairs = before(int64(v.Right) + 1)
-	}
-	if v.Left != Unbounded {
-		pairs -= before(-int64(v.Left))
-	}
-	return pairs
+	lo, hi, end := v.Window(b, seqK)
+	// before sums the keys before at + i over the rows i.
+	before := func(at int) int64 { return below(int64(at)+int64(seqQ), int64(end)) - below(int64(at), int64(end)) }
+	return before(hi) - before(lo)
 }
 
 // below returns the sum of x clamped to [0, limit] over all x < end.

@@ -50,13 +50,19 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 
 // FindVisible sets the keys that the rows of t see.
 func (sc *Scores) FindVisible(t *Tile) {
-	visible, seqK := &sc.problem.Visible, sc.Layout.Dims.SeqK
-	keys, every := Span{seqK, 0}, Span{0, seqK}
-	for r := range t.Spans[:t.N] {
-		_, i := sc.Layout.Row(t.H, t.I, r)
-		lo, hi := visible.Range(t.Batch, i, seqK)
-		t.Spans[r] = Span{lo, hi}
-		keys, every = keys.union(Span{lo, hi}), every.Clip(lo, hi)
+	d := &sc.Layout.Dims
+	lo, hi, end := sc.problem.Visible.Window(t.Batch, d.SeqK)
+	keys, every := Span{end, 0}, Span{0, end}
+	for r, i := 0, t.I; r < t.N; r, i = r+1, i+1 {
+		if i == d.SeqQ { // the next head
+			i = 0
+		}
+		seen := Span{max(0, lo+i), min(end, hi+i)}
+		if seen.Empty() {
+			seen = Span{}
+		}
+		t.Spans[r] = seen
+		keys, every = keys.union(seen), every.Clip(seen.Lo, seen.Hi)
 	}
 	t.Keys, t.Every = keys, every
 }
