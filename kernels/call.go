@@ -393,16 +393,15 @@ func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.
 func operandDims(q, k, v Tensor, pages *backend.Pages) (backend.Dims, error) {
-	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...)); err != nil {
-		return backend.Dims{}, err
-	}
-	if k.DType() != v.DType() {
-		return backend.Dims{}, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), ErrDType)
-	}
+	err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...))
 	c := backend.Call{Q: q, K: k, V: v, Pages: pages}
 	d := c.Dims()
 	qs, ks, vs := q.Shape(), k.Shape(), v.Shape()
 	switch {
+	case err != nil:
+		return d, err
+	case k.DType() != v.DType():
+		return d, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), ErrDType)
 	case d.Dim == 0 || d.ValueDim == 0:
 		return d, fmt.Errorf("the head sizes of q %v and v %v are %d and %d: both must be at least 1%s: %w", qs, vs, d.Dim, d.ValueDim, cmp.Or(qs.Hint(), vs.Hint()), ErrShape)
 	case pages != nil && ks[Batch] != vs[Batch]:
@@ -419,10 +418,8 @@ func operandDims(q, k, v Tensor, pages *backend.Pages) (backend.Dims, error) {
 
 // scoreDims is operandDims for a stage that takes q and k alone.
 func scoreDims(q, k Tensor) (backend.Dims, error) {
-	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", floats...)); err != nil {
-		return backend.Dims{}, err
-	}
-	return operandDims(q, k, k, nil)
+	d, err := operandDims(q, k, k, nil)
+	return d, cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", floats...), err)
 }
 
 func divides(heads, kvHeads int, kv, q string) error {

@@ -31,15 +31,12 @@ const (
 // shape.
 func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout, q, k, v []float32, opt Options) (o []float32, err error) {
 	defer op.Annotate(&err, "attention")
-	if err := op.CheckPath(opt.Set(), op.SlicePath); err != nil {
-		return nil, err
-	}
 	dims.Batch, dims.Heads = cmp.Or(dims.Batch, 1), cmp.Or(dims.Heads, 1)
 	dims.KVHeads, dims.ValueDim = cmp.Or(dims.KVHeads, dims.Heads), cmp.Or(dims.ValueDim, dims.Dim)
 	if len(k)+len(v) > 0 {
 		dims.SeqK = cmp.Or(dims.SeqK, dims.SeqQ)
 	}
-	if err := checkDims(dims, layout); err != nil {
+	if err := cmp.Or(op.CheckPath(opt.Set(), op.SlicePath), checkDims(dims, layout)); err != nil {
 		return nil, err
 	}
 	var t [3]Tensor

@@ -127,10 +127,7 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 		return fmt.Errorf("weights have no gradients: leave d.Weights empty: %w", ErrUnsupported)
 	}
 	result.Weights = Tensor{}
-	if err := c.checkOutputs(result); err != nil {
-		return err
-	}
-	return cmp.Or(d.O.CheckShape("d.o", c.shapeOf(c.dims.ValueDim), "shape of o", floats...),
+	return cmp.Or(c.checkOutputs(result), d.O.CheckShape("d.o", c.shapeOf(c.dims.ValueDim), "shape of o", floats...),
 		checkOptional("d.lse", d.LSE, c.shapeOf(1), "shape of lse", F32), c.checkGradients(grads))
 }
 

@@ -59,29 +59,20 @@ type KeyIndices struct {
 // index scores do not have, more than 192,000 keys on a GPU or a device without index scores, and the backend's.
 func (d *Device) Index(ctx context.Context, q, k, w Tensor, n int, opt Options) (lists *KeyIndices, err error) {
 	defer op.Annotate(&err, "index")
-	if err := op.CheckPath(opt.Set(), op.IndexPath); err != nil {
-		return nil, err
-	}
 	b, err := need[backend.Indexer](ctx, d, "index scores")
-	if err != nil {
+	dims, bad := scoreDims(q, k)
+	switch err := cmp.Or(op.CheckPath(opt.Set(), op.IndexPath), err, bad); {
+	case err != nil:
 		return nil, err
-	}
-	dims, err := scoreDims(q, k)
-	if err != nil {
-		return nil, err
-	}
-	switch {
 	case n < 1:
 		return nil, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
 	case dims.Heads < 1 || dims.KVHeads != 1:
 		return nil, fmt.Errorf("q has %d heads and k %d, they must have at least 1 and 1: %w", dims.Heads, dims.KVHeads, ErrShape)
 	}
 	x := backend.Index{Q: q, K: k, W: w, TopK: min(n, dims.SeqK)}
+	x.Visible, bad = opt.visibility(dims)
 	if err := cmp.Or(w.CheckShape("w", Shape{dims.Batch, 1, dims.SeqQ, dims.Heads}, "[B, 1, Sq, Hi] of q", floats...),
-		opt.checkLengths(dims.Batch, dims.Heads, "batches")); err != nil {
-		return nil, err
-	}
-	if x.Visible, err = opt.visibility(dims); err != nil {
+		opt.checkLengths(dims.Batch, dims.Heads, "batches"), bad); err != nil {
 		return nil, err
 	}
 	lists = &KeyIndices{TopK: x.TopK}

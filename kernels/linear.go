@@ -61,13 +61,8 @@ type LinearAttention struct {
 func (d *Device) LinearAttention(ctx context.Context, c LinearAttention) (err error) {
 	defer op.Annotate(&err, "linear attention")
 	b, err := need[backend.LinearAttender](ctx, d, "linear attention")
-	if err != nil {
-		return err
-	}
-	if err := checkLinear(&c); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return b.LinearAttention(ctx, (*backend.LinearAttention)(&c)) }, c.O, c.PresentState)
+	err = cmp.Or(err, checkLinear(&c))
+	return d.compute(ctx, err, func() error { return b.LinearAttention(ctx, (*backend.LinearAttention)(&c)) }, c.O, c.PresentState)
 }
 
 // checkLinear checks c, and sets its defaults.
@@ -83,33 +78,24 @@ func checkLinear(c *LinearAttention) error {
 	if min(hq, hk, hv) < 1 || hv%hk != 0 || max(hq, hv)%min(hq, hv) != 0 {
 		return fmt.Errorf("there are %d query heads, %d key heads and %d value heads: key heads must divide value heads, and query heads be a multiple or a divisor of value heads: %w", hq, hk, hv, ErrShape)
 	}
-	if err := c.O.CheckShape("o", Shape{q[Batch], max(hq, hv), tokens, v[Dim]}, "[B, max(Hq, Hv), T, V] of q and v", floats...); err != nil {
-		return err
-	}
 	decays := Shape{q[Batch], hv, tokens, q[Dim]}
 	if c.Decay.Shape()[Dim] == 1 {
 		decays[Dim] = 1
 	}
-	err := checkOptional("decay", c.Decay, decays, "[B, Hv, T, 1 or K] of k and v", floats...)
-	if err == nil && !c.Beta.IsZero() {
-		c.Beta, err = repeated("beta", c.Beta, Shape{q[Batch], hv, tokens, 1}, Heads, "[B, Hv or 1, T, 1] of v")
+	var bad error // of beta
+	if !c.Beta.IsZero() {
+		c.Beta, bad = repeated("beta", c.Beta, Shape{q[Batch], hv, tokens, 1}, Heads, "[B, Hv or 1, T, 1] of v")
 	}
-	if err != nil {
+	err := cmp.Or(c.O.CheckShape("o", Shape{q[Batch], max(hq, hv), tokens, v[Dim]}, "[B, max(Hq, Hv), T, V] of q and v", floats...),
+		checkOptional("decay", c.Decay, decays, "[B, Hv, T, 1 or K] of k and v", floats...), bad, checkSequences(c.CuQ, q[Batch], tokens, "tokens"),
+		checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, q[Batch]), hv, q[Dim], v[Dim]}, "[N, Hv, K, V] of sequences, k and v", F32))
+	c.Scale = cmp.Or(c.Scale, float32(1/math.Sqrt(float64(q[Dim]))))
+	switch {
+	case err != nil:
 		return err
-	}
-	if err := checkSequences(c.CuQ, q[Batch], tokens, "tokens"); err != nil {
-		return err
-	}
-	if err := checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, q[Batch]), hv, q[Dim], v[Dim]}, "[N, Hv, K, V] of sequences, k and v", F32); err != nil {
-		return err
-	}
-	if c.Scale == 0 {
-		c.Scale = float32(1 / math.Sqrt(float64(q[Dim])))
-	}
-	if !(math.Abs(float64(c.Scale)) <= op.MaxFactor) { // or NaN
+	case !(math.Abs(float64(c.Scale)) <= op.MaxFactor): // or NaN
 		return fmt.Errorf("scale is %v, its magnitude must be at most 2^60, or 0 for K^-0.5: %w", c.Scale, ErrOption)
-	}
-	if c.ChunkSize < 0 {
+	case c.ChunkSize < 0:
 		return fmt.Errorf("chunkSize is %d, it must be at least 1, or 0 for the backend's: %w", c.ChunkSize, ErrOption)
 	}
 	return nil
@@ -164,22 +150,15 @@ type CausalConv struct {
 func (d *Device) CausalConv(ctx context.Context, c CausalConv) (err error) {
 	defer op.Annotate(&err, "causal convolution")
 	b, err := need[backend.Convolver](ctx, d, "convolutions")
-	if err != nil {
-		return err
-	}
-	if err := cmp.Or(c.X.Check("x", floats...), c.W.Check("w", floats...)); err != nil {
+	if err := cmp.Or(err, c.X.Check("x", floats...), c.W.Check("w", floats...)); err != nil {
 		return err
 	}
 	x, width := c.X.Shape(), c.W.Shape()[Seq]
 	if x[Heads] != 1 || width < 1 || width > op.MaxConv {
 		return fmt.Errorf("x has shape %v and w %v: they must be [B, 1, S, Ch] and [1, 1, W, Ch] with W from 1 to %d: %w", x, c.W.Shape(), op.MaxConv, ErrShape)
 	}
-	if err := cmp.Or(c.Y.CheckShape("y", x, "shape of x", floats...), c.W.CheckShape("w", Shape{1, 1, width, x[Dim]}, "[1, 1, W, Ch] of x", floats...),
-		checkOptional("bias", c.Bias, Shape{1, 1, 1, x[Dim]}, "[1, 1, 1, Ch] of x", floats...), checkSequences(c.CuQ, x[Batch], x[Seq], "tokens")); err != nil {
-		return err
-	}
-	if err := checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, x[Batch]), 1, width - 1, x[Dim]}, "[N, 1, W-1, Ch] of sequences, w and x", floats...); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return b.CausalConv(ctx, (*backend.CausalConv)(&c)) }, c.Y, c.PresentState)
+	err = cmp.Or(c.Y.CheckShape("y", x, "shape of x", floats...), c.W.CheckShape("w", Shape{1, 1, width, x[Dim]}, "[1, 1, W, Ch] of x", floats...),
+		checkOptional("bias", c.Bias, Shape{1, 1, 1, x[Dim]}, "[1, 1, 1, Ch] of x", floats...), checkSequences(c.CuQ, x[Batch], x[Seq], "tokens"),
+		checkStates(c.PastState, c.PresentState, Shape{backend.Sequences(c.CuQ, x[Batch]), 1, width - 1, x[Dim]}, "[N, 1, W-1, Ch] of sequences, w and x", floats...))
+	return d.compute(ctx, err, func() error { return b.CausalConv(ctx, (*backend.CausalConv)(&c)) }, c.Y, c.PresentState)
 }

@@ -41,9 +41,13 @@ func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
 // noElements reports whether t has an axis of length 0.
 func noElements(t Tensor) bool { return t.Shape().Elements() == 0 }
 
-// compute calls f, which computes results. If none has elements, it returns the errors of a closed device and of ctx.
-func (d *Device) compute(ctx context.Context, f func() error, results ...Tensor) error {
-	if slices.ContainsFunc(results, func(t Tensor) bool { return !noElements(t) }) {
+// compute calls f, which computes results, unless err, that of the checks before it, is not nil. If no result has
+// elements, it returns the errors of a closed device and of ctx.
+func (d *Device) compute(ctx context.Context, err error, f func() error, results ...Tensor) error {
+	switch {
+	case err != nil:
+		return err
+	case slices.ContainsFunc(results, func(t Tensor) bool { return !noElements(t) }):
 		return f()
 	}
 	return d.attend(ctx)
@@ -63,22 +67,14 @@ func (d *Device) compute(ctx context.Context, f func() error, results ...Tensor)
 func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) {
 	defer op.Annotate(&err, "project")
 	p, err := need[backend.Projector](ctx, d, "projections")
-	if err != nil {
-		return err
-	}
-	if err := cmp.Or(x.Check("x", floats...), w.Check("w", floats...)); err != nil {
+	if err := cmp.Or(err, x.Check("x", floats...), w.Check("w", floats...)); err != nil {
 		return err
 	}
 	xs, n := x.Shape(), w.Shape()[Dim]
-	w, err = w.Broadcast(Shape{xs[Batch], xs[Heads], xs[Dim], n})
-	if err != nil {
-		return fmt.Errorf("w: %w", err)
-	}
-	if err := cmp.Or(y.CheckShape("y", Shape{xs[Batch], xs[Heads], xs[Seq], n}, "[B, H, S, N] of x and w", floats...),
-		checkOptional("bias", bias, Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...)); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return p.Project(ctx, y, x, w, bias) }, y)
+	w, err = expanded("w", w, Shape{xs[Batch], xs[Heads], xs[Dim], n})
+	err = cmp.Or(err, y.CheckShape("y", Shape{xs[Batch], xs[Heads], xs[Seq], n}, "[B, H, S, N] of x and w", floats...),
+		checkOptional("bias", bias, Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...))
+	return d.compute(ctx, err, func() error { return p.Project(ctx, y, x, w, bias) }, y)
 }
 
 // Angles are rotation angles in device memory, as cosines and sines, for example of nn.RoPE. Layers
@@ -125,22 +121,15 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 	shape := x.Shape()
 	angles := shape
 	angles[Dim] = a.Cos.Shape()[Dim]
-	if 2*angles[Dim] > shape[Dim] {
+	switch n := a.Sin.Shape()[Dim]; {
+	case 2*angles[Dim] > shape[Dim]:
 		return fmt.Errorf("cos %v rotates %d elements of a row, rows of x %v have %d: %w", a.Cos.Shape(), 2*angles[Dim], shape, shape[Dim], ErrShape)
-	}
-	// Angles are not broadcast over the pairs of a row.
-	if n := a.Sin.Shape()[Dim]; n != angles[Dim] {
+	case n != angles[Dim]: // angles are not broadcast over the pairs of a row
 		return fmt.Errorf("sin has %d angles a row, cos has %d: %w", n, angles[Dim], ErrShape)
 	}
-	cos, err := a.Cos.Broadcast(angles)
-	if err != nil {
-		return fmt.Errorf("cos: %w", err)
-	}
-	sin, err := a.Sin.Broadcast(angles)
-	if err != nil {
-		return fmt.Errorf("sin: %w", err)
-	}
-	return d.compute(ctx, func() error { return r.Rotate(ctx, y, x, cos, sin, backend.Rotation(a.Rotation)) }, y)
+	cos, err := expanded("cos", a.Cos, angles)
+	sin, bad := expanded("sin", a.Sin, angles)
+	return d.compute(ctx, cmp.Or(err, bad), func() error { return r.Rotate(ctx, y, x, cos, sin, backend.Rotation(a.Rotation)) }, y)
 }
 
 // Merge combines results over two disjoint sets of keys into the result over their union,
@@ -162,21 +151,13 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	defer op.Annotate(&err, "merge")
 	m, err := need[backend.Merger](ctx, d, "merge")
-	if err != nil {
-		return err
-	}
-	if err := r.O.Check("o", F32); err != nil {
-		return err
-	}
 	rows := r.O.Shape()
 	sums := rows
 	sums[Dim] = 1
 	const rule = "[B, H, Sq, Dv] of o and [B, H, Sq, 1] of lse"
-	if err := cmp.Or(part.O.CheckShape("the part's o", rows, rule, F32), r.LSE.CheckShape("lse", sums, rule, F32),
-		part.LSE.CheckShape("the part's lse", sums, rule, F32)); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE) }, r.O)
+	err = cmp.Or(err, r.O.Check("o", F32), part.O.CheckShape("the part's o", rows, rule, F32),
+		r.LSE.CheckShape("lse", sums, rule, F32), part.LSE.CheckShape("the part's lse", sums, rule, F32))
+	return d.compute(ctx, err, func() error { return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE) }, r.O)
 }
 
 // Norm is how [Device.Normalise] normalises.
@@ -206,13 +187,8 @@ type Norm struct {
 func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err error) {
 	defer op.Annotate(&err, "normalise")
 	b, err := ofRows[backend.Normaliser](ctx, d, "norms", x, backend.Operand{Name: "y", Tensor: y})
-	if err != nil {
-		return err
-	}
-	if w, err = normWeights(w, x.Shape(), &n); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return b.Normalise(ctx, y, x, w, backend.Norm(n)) }, y)
+	w, bad := normWeights(w, x.Shape(), &n)
+	return d.compute(ctx, cmp.Or(err, bad), func() error { return b.Normalise(ctx, y, x, w, backend.Norm(n)) }, y)
 }
 
 // NormaliseBackward computes the gradients of [Device.Normalise] with respect to x and w from dy, that with respect to y:
@@ -228,16 +204,9 @@ func (d *Device) Normalise(ctx context.Context, y, x, w Tensor, n Norm) (err err
 func (d *Device) NormaliseBackward(ctx context.Context, dx, dw, dy, x, w Tensor, n Norm) (err error) {
 	defer op.Annotate(&err, "normalise backward")
 	b, err := ofRows[backend.Normaliser](ctx, d, "norms", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
-	if err != nil {
-		return err
-	}
-	if err := checkOptional("dw", dw, x.Shape(), "shape of x", F32); err != nil {
-		return err
-	}
-	if w, err = normWeights(w, x.Shape(), &n); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return b.NormaliseBackward(ctx, dx, dw, dy, x, w, backend.Norm(n)) }, dx)
+	err = cmp.Or(err, checkOptional("dw", dw, x.Shape(), "shape of x", F32))
+	w, bad := normWeights(w, x.Shape(), &n)
+	return d.compute(ctx, cmp.Or(err, bad), func() error { return b.NormaliseBackward(ctx, dx, dw, dy, x, w, backend.Norm(n)) }, dx)
 }
 
 // normWeights returns w, broadcast to the shape of x, and sets the default of n.
@@ -286,13 +255,8 @@ func repeated(name string, t Tensor, shape Shape, axis int, rule string) (Tensor
 func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err error) {
 	defer op.Annotate(&err, "gate")
 	b, err := ofRows[backend.Gater](ctx, d, "gates", x, backend.Operand{Name: "y", Tensor: y})
-	if err != nil {
-		return err
-	}
-	if gate, err = gates(gate, x.Shape(), f); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return b.Gate(ctx, y, x, gate, f) }, y)
+	gate, bad := gates(gate, x.Shape(), f)
+	return d.compute(ctx, cmp.Or(err, bad), func() error { return b.Gate(ctx, y, x, gate, f) }, y)
 }
 
 // GateBackward computes the gradients of [Device.Gate] with respect to x and gate from dy, that with respect to y:
@@ -308,16 +272,9 @@ func (d *Device) Gate(ctx context.Context, y, x, gate Tensor, f Activation) (err
 func (d *Device) GateBackward(ctx context.Context, dx, dgate, dy, x, gate Tensor, f Activation) (err error) {
 	defer op.Annotate(&err, "gate backward")
 	b, err := ofRows[backend.Gater](ctx, d, "gates", x, backend.Operand{Name: "dy", Tensor: dy}, backend.Operand{Name: "dx", Tensor: dx})
-	if err != nil {
-		return err
-	}
-	if err := dgate.CheckShape("dgate", x.Shape(), "shape of x", F32); err != nil {
-		return err
-	}
-	if gate, err = gates(gate, x.Shape(), f); err != nil {
-		return err
-	}
-	return d.compute(ctx, func() error { return b.GateBackward(ctx, dx, dgate, dy, x, gate, f) }, dx)
+	err = cmp.Or(err, dgate.CheckShape("dgate", x.Shape(), "shape of x", F32))
+	gate, bad := gates(gate, x.Shape(), f)
+	return d.compute(ctx, cmp.Or(err, bad), func() error { return b.GateBackward(ctx, dx, dgate, dy, x, gate, f) }, dx)
 }
 
 // gates returns the gates of x, broadcast to its shape.

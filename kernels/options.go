@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -198,42 +199,37 @@ func (o *Options) problem(d backend.Dims) (p region.Problem, err error) {
 	p.Dims = d
 	switch {
 	case o.Scale != nil:
-		if p.Scale, err = factor("scale", *o.Scale); err != nil {
-			return p, err
-		}
+		p.Scale, err = factor("scale", *o.Scale)
 	case d.Dim > 0:
 		p.Scale = float32(1 / math.Sqrt(float64(d.Dim)))
 	default:
-		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", ErrOption)
+		err = fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", ErrOption)
 	}
-	if o.Softcap != 0 {
-		if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
-			return p, err
-		}
+	if err == nil && o.Softcap != 0 {
+		p.Softcap, err = factor("softcap", o.Softcap)
 	}
 	switch c := float64(p.Softcap); {
+	case err != nil:
+		return p, err
 	case c < 0:
 		return p, fmt.Errorf("softcap is %v, it must be positive, or 0 for none: %w", o.Softcap, ErrOption)
 	case c > 0 && math.Abs(float64(p.Scale)) > op.MaxFactor*c:
 		return p, fmt.Errorf("softcap is %v with a scale of %v, it must be at least |scale|/2^60: %w", o.Softcap, p.Scale, ErrOption)
 	}
-	if err := o.checkLengths(d.Batch, d.Heads, "batches"); err != nil {
-		return p, err
+	p.Visible, err = o.visibility(d)
+	if err = cmp.Or(o.checkLengths(d.Batch, d.Heads, "batches"), err); err == nil {
+		err = o.tensors(&p)
 	}
-	if p.Visible, err = o.visibility(d); err != nil {
-		return p, err
-	}
-	if err := o.tensors(&p); err != nil {
+	if err != nil {
 		return p, err
 	}
 	p.ScoreMod, p.Slopes, p.Sinks, p.Dropout, p.LowPrecision = (*backend.ScoreMod)(o.ScoreMod), o.ALiBi, o.Sinks, backend.Dropout(o.Dropout), o.LowPrecision
-	if m := p.ScoreMod; m != nil {
-		if m.Go == nil && m.WGSL == "" {
-			return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
-		}
-		if slices.Min(m.First[:]) < 0 || slices.Max(m.First[:]) > op.MaxLength/2 { // with an Offset a position stays within int32
-			return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, op.MaxLength/2, ErrOption)
-		}
+	switch m := p.ScoreMod; {
+	case m == nil:
+	case m.Go == nil && m.WGSL == "":
+		return p, fmt.Errorf("score mod: Go is nil and WGSL empty, set the function that replaces scores: %w", ErrOption)
+	case slices.Min(m.First[:]) < 0 || slices.Max(m.First[:]) > op.MaxLength/2: // with an Offset a position stays within int32
+		return p, fmt.Errorf("score mod has First %v, each must be 0 to %d: %w", m.First, op.MaxLength/2, ErrOption)
 	}
 	for i, x := range p.Slopes {
 		if !(x >= -op.MaxSlope && x <= op.MaxSlope) {
@@ -389,6 +385,11 @@ func broadcast(name string, t Tensor, shape Shape, mask, short bool) (Tensor, er
 	if n := t.Shape()[Dim]; short && n > 1 {
 		shape[Dim] = min(shape[Dim], n)
 	}
+	return expanded(name, t, shape)
+}
+
+// expanded is Tensor.Broadcast with the operand's name in errors.
+func expanded(name string, t Tensor, shape Shape) (Tensor, error) {
 	t, err := t.Broadcast(shape)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", name, err)

@@ -49,16 +49,10 @@ func (d *Device) filled(ctx context.Context, dtype DType, shape Shape, fill func
 // Errors as for [Device.Attention].
 func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err error) {
 	defer op.Annotate(&err, "softmax")
-	if err := s.CheckDType("s", F32); err != nil {
-		return err
-	}
 	sh := s.Shape()
 	p, err := opt.stage(backend.Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]})
-	if err != nil {
-		return err
-	}
 	sh[Dim] = 1
-	if err := checkOptional("lse", lse, sh, "[B, H, Sq, 1] of s", F32); err != nil {
+	if err := cmp.Or(s.CheckDType("s", F32), err, checkOptional("lse", lse, sh, "[B, H, Sq, 1] of s", F32)); err != nil {
 		return err
 	}
 	if p.Dims.SeqK == 0 && !lse.IsZero() {
@@ -188,21 +182,17 @@ func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
 func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Options) (s Tensor, err error) {
 	defer op.Annotate(&err, "scores")
 	dims, err := scoreDims(q, k)
-	if err != nil {
+	switch {
+	case err != nil:
 		return s, err
-	}
-	if at < Scaled || at > Biased {
+	case at < Scaled || at > Biased:
 		return s, fmt.Errorf("the point is %d, it must be Scaled, Capped or Biased: %w", at, ErrOption)
-	}
-	if at == Capped && opt.ScoreMod != nil {
+	case at == Capped && opt.ScoreMod != nil:
 		return s, fmt.Errorf("ScoreMod is set, its positions are those of visible keys: take the scores at Biased: %w", ErrUnsupported)
 	}
 	p, err := opt.stage(dims)
-	if err != nil {
-		return s, err
-	}
-	scorer, err := need[backend.Scorer](ctx, d, "scores")
-	if err != nil {
+	scorer, bad := need[backend.Scorer](ctx, d, "scores")
+	if err := cmp.Or(err, bad); err != nil {
 		return s, err
 	}
 	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error {

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -141,11 +142,8 @@ type weightScan struct {
 // weightScan checks the operands.
 func (d *Device) weightScan(q, k Tensor, opt *Options) (*weightScan, error) {
 	dims, err := scoreDims(q, k)
-	if err != nil {
-		return nil, err
-	}
-	p, err := opt.stage(dims)
-	return &weightScan{dev: d, dims: dims, q: q, k: k, problem: p, rows: math.MaxInt}, err
+	p, bad := opt.stage(dims)
+	return &weightScan{dev: d, dims: dims, q: q, k: k, problem: p, rows: math.MaxInt}, cmp.Or(err, bad)
 }
 
 // scan calls f with the weights of box, a chunk x of consecutive rows of one batch at a time: w has

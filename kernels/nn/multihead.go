@@ -108,11 +108,9 @@ type MultiHeadAttention struct {
 // backend's.
 func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (l *MultiHeadAttention, err error) {
 	defer op.Annotate(&err, "multi-head attention")
-	if c, err = c.withDefaults(); err != nil {
-		return nil, err
-	}
+	c, err = c.withDefaults()
 	be := dev.Backend()
-	if err := cmp.Or(
+	if err := cmp.Or(err,
 		op.Lacks[backend.Projector](be, true, "projections"),
 		op.Lacks[backend.Rotator](be, c.RoPE != nil, "rotary embedding"),
 		op.Lacks[backend.Normaliser](be, c.Norm != nil, "norms"),
