@@ -26,9 +26,8 @@ const shortRows = 64
 
 // class returns the class of s without Source.
 func (s Shape) class() Class {
-	columns := 4 * s.Tiling.Lanes
 	c := Class{
-		Dim: s.Tiling.Width, ValueDim: (s.ValueDim + columns - 1) / columns * columns, In: s.In.String(), KV: s.KV.String(),
+		Dim: s.Tiling.Width, ValueDim: roundUp(s.ValueDim, 4*s.Tiling.Lanes), In: s.In.String(), KV: s.KV.String(),
 		Pairs: s.measured(), Scalar: !s.Wide, Half: s.Half, Short: s.SeqQ <= shortRows, Partial: s.Partial,
 	}
 	if i := slices.IndexFunc(rowClasses, func(n int) bool { return s.Heads*s.SeqQ <= n }); i >= 0 {

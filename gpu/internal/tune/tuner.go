@@ -189,23 +189,18 @@ func (d *decision) settle(s Shape, e *Entry, now time.Time) {
 	if code, err := s.code(list[i]); err != nil || code != e.Code {
 		return // the kernel has changed since
 	}
-	right := 0
-	for _, t := range e.Trials {
-		if t.Failed == "" && t.Variant != plainName {
-			right++
-		}
+	against, right := "", len(e.Trials)-len(e.Failed()) // right without the plain kernel
+	if plain := e.Trial(plainName); plain != nil && plain.Failed == "" {
+		against, right = fmt.Sprintf(" against %v of the plain kernel", seconds(plain.Seconds)), right-1
 	}
 	*d = decision{
 		v: list[i],
-		why: fmt.Sprintf("measured on %s as the fastest of %d variants, %v a call of the class",
-			e.When.Format(time.DateOnly), right, seconds(e.Trial(e.Best).Seconds)),
+		why: fmt.Sprintf("measured on %s as the fastest of %d variants, %v a call of the class%s",
+			e.When.Format(time.DateOnly), right, seconds(e.Trial(e.Best).Seconds), against),
 		open: slices.ContainsFunc(list, func(v Variant) bool {
 			t := e.Trial(v.Label())
 			return !s.risky(v) && (t == nil || t.Failed == notBack)
 		}),
-	}
-	if plain := e.Trial(plainName); plain != nil && plain.Failed == "" {
-		d.why += fmt.Sprintf(" against %v of the plain kernel", seconds(plain.Seconds))
 	}
 }
 
