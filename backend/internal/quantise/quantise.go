@@ -128,22 +128,13 @@ func F8(dst []byte, row []float32) {
 	}
 }
 
-// fromF8 has the number of each code.
+// fromF8 has the number of each code: that of the float16 with the same exponent and fraction, times 2^8 because its
+// bias is 15, not 7.
 var fromF8 = func() (all [256]float32) {
 	for i := range all {
-		n := i & 0x7f
-		x := math.Ldexp(float64(8+n%8), n/8-10)
-		switch {
-		case n < 8:
-			x = math.Ldexp(float64(n), -9)
-		case n == 0x7f:
-			x = math.NaN()
-		}
-		if i >= 0x80 {
-			x = math.Copysign(x, -1)
-		}
-		all[i] = float32(x)
+		all[i] = 0x1p8 * float16.Frombits(uint16(i&0x80<<8|i&0x7f<<7)).Float32()
 	}
+	all[0x7f], all[0xff] = float32(math.NaN()), float32(math.Copysign(math.NaN(), -1))
 	return all
 }()
 
