@@ -23,9 +23,9 @@ type Factors struct {
 
 // Turn multiplies stored rows of dim elements, keys (i = 0) or values, by a Hadamard matrix if it is set, and divides
 // them by f, KScale or VScale [1, Hkv or 1, 1, dim or 1], unless that is zero.
-func (p *Turner) Turn(ctx context.Context, i int, hadamard bool, f kernels.Tensor, kvHeads, dim int) error {
+func (t *Turner) Turn(ctx context.Context, i int, hadamard bool, f kernels.Tensor, kvHeads, dim int) error {
 	if hadamard {
-		if err := p.addHadamard(ctx, i, dim); err != nil {
+		if err := t.addHadamard(ctx, i, dim); err != nil {
 			return err
 		}
 	}
@@ -42,11 +42,11 @@ func (p *Turner) Turn(ctx context.Context, i int, hadamard bool, f kernels.Tenso
 	if err := f.CheckShape(name, want, "[1, Hkv or 1, 1, D or 1]", kernels.F32, kernels.F16, kernels.BF16); err != nil {
 		return err
 	}
-	given, err := p.Dev.ToFloat32(ctx, f)
+	given, err := t.Dev.ToFloat32(ctx, f)
 	if err != nil {
 		return err
 	}
-	of := &p.factors[i]
+	of := &t.factors[i]
 	of.dim, of.host, of.byHead = dim, make([]float32, kvHeads*dim), map[int]kernels.Tensor{}
 	over := make([]float32, len(of.host))
 	for n := range over {
@@ -56,7 +56,7 @@ func (p *Turner) Turn(ctx context.Context, i int, hadamard bool, f kernels.Tenso
 		}
 		of.host[n], over[n] = x, 1/x
 	}
-	of.inverse, err = p.Dev.FromFloat32(ctx, kernels.F32, over, kernels.Shape{1, kvHeads, 1, dim})
+	of.inverse, err = t.Dev.FromFloat32(ctx, kernels.F32, over, kernels.Shape{1, kvHeads, 1, dim})
 	return err
 }
 
@@ -69,7 +69,7 @@ const mostHadamard = 4096
 //	h_ij = (-1)^popcount(i & j) / √n
 //
 // It returns ErrOption unless n is a power of two up to 4096.
-func (p *Turner) addHadamard(ctx context.Context, i, n int) (err error) {
+func (t *Turner) addHadamard(ctx context.Context, i, n int) (err error) {
 	if n > mostHadamard || n&(n-1) != 0 {
 		return fmt.Errorf("head size %d has no Hadamard matrix, it must be a power of two up to %d: %w", n, mostHadamard, kernels.ErrOption)
 	}
@@ -77,7 +77,7 @@ func (p *Turner) addHadamard(ctx context.Context, i, n int) (err error) {
 	for at := range h {
 		h[at] = one - 2*one*float32(bits.OnesCount(uint(at/n&(at%n)))%2)
 	}
-	p.matrices[i], err = p.Dev.FromFloat32(ctx, kernels.F32, h, kernels.Shape{1, 1, n, n})
+	t.matrices[i], err = t.Dev.FromFloat32(ctx, kernels.F32, h, kernels.Shape{1, 1, n, n})
 	return err
 }
 
@@ -112,21 +112,21 @@ func (f *Factors) release() {
 }
 
 // times returns x·f as dtype, in memory. Without f it returns x.
-func (p *Turner) times(ctx context.Context, x, f kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+func (t *Turner) times(ctx context.Context, x, f kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
 	if f.IsZero() {
 		return x, nil
 	}
-	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
+	if err := t.fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
-	return *memory, p.multiply(ctx, *memory, x, f)
+	return *memory, t.multiply(ctx, *memory, x, f)
 }
 
 // multiply computes y = x·f, with y as x or elsewhere.
-func (p *Turner) multiply(ctx context.Context, y, x, f kernels.Tensor) error {
+func (t *Turner) multiply(ctx context.Context, y, x, f kernels.Tensor) error {
 	f, err := f.Broadcast(x.Shape())
 	if err != nil {
 		return err
 	}
-	return p.Dev.Gate(ctx, y, x, f, kernels.Identity)
+	return t.Dev.Gate(ctx, y, x, f, kernels.Identity)
 }

@@ -27,13 +27,13 @@ type Turner struct {
 }
 
 // Release frees the memory.
-func (p *Turner) Release() {
-	p.angles.Release()
-	for i := range p.matrices {
-		p.matrices[i].Release()
-		p.factors[i].release()
+func (t *Turner) Release() {
+	t.angles.Release()
+	for i := range t.matrices {
+		t.matrices[i].Release()
+		t.factors[i].release()
 	}
-	p.angles, p.matrices = angleTable{}, [2]kernels.Tensor{}
+	t.angles, t.matrices = angleTable{}, [2]kernels.Tensor{}
 }
 
 const (
@@ -89,9 +89,9 @@ func (t *angleTable) continues(from []int, n int) bool {
 // extendAngles makes a new angleTable before an append of n tokens that continues the
 // append before it and exceeds the old table. Its only error is ErrMemory: positions to come
 // may be too large, while Keys needs those of the tokens only.
-func (p *Turner) extendAngles(ctx context.Context, from []int, n int) error {
-	t := &p.angles
-	if p.RoPE == nil || !t.continues(from, n) || n > stepTokens || t.has(from, n) {
+func (t *Turner) extendAngles(ctx context.Context, from []int, n int) error {
+	table := &t.angles
+	if t.RoPE == nil || !table.continues(from, n) || n > stepTokens || table.has(from, n) {
 		return nil
 	}
 	if !slices.ContainsFunc(from, func(first int) bool { return first != from[0] }) {
@@ -105,7 +105,7 @@ func (p *Turner) extendAngles(ctx context.Context, from []int, n int) error {
 	if err != nil {
 		return err
 	}
-	a, err := p.RoPE.Angles(ctx, p.Dev, p.Dim, positions)
+	a, err := t.RoPE.Angles(ctx, t.Dev, t.Dim, positions)
 	cos, sin := a.Cos.Shape(), a.Sin.Shape()
 	if err != nil || cos != sin || cos[kernels.Seq] != tableTokens || cos[kernels.Batch] != len(first) {
 		a.Release()
@@ -114,8 +114,8 @@ func (p *Turner) extendAngles(ctx context.Context, from []int, n int) error {
 		}
 		return nil
 	}
-	t.Release()
-	t.Angles, t.from = a, first
+	table.Release()
+	table.Angles, table.from = a, first
 	return nil
 }
 
@@ -134,10 +134,10 @@ func (m *Memory) Free() {
 }
 
 // fit replaces memory unless it has that type and shape.
-func (p *Turner) fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.DType, shape kernels.Shape) (err error) {
+func (t *Turner) fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.DType, shape kernels.Shape) (err error) {
 	if memory.IsZero() || memory.Shape() != shape || memory.DType() != dtype {
 		memory.Release()
-		*memory, err = p.Dev.Alloc(ctx, dtype, shape)
+		*memory, err = t.Dev.Alloc(ctx, dtype, shape)
 	}
 	return err
 }
@@ -145,107 +145,107 @@ func (p *Turner) fit(ctx context.Context, memory *kernels.Tensor, dtype kernels.
 // Keys returns keys as they are stored as dtype: rotated, times their Hadamard matrix, and divided by their
 // factors. Row i of batch b is at position from[b]+i, or at positions[b or 0][i] unless that is nil. The result
 // is x if nothing turns it, or in m.
-func (p *Turner) Keys(ctx context.Context, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
+func (t *Turner) Keys(ctx context.Context, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
 	if positions == nil {
-		if err := p.extendAngles(ctx, from, x.Shape()[kernels.Seq]); err != nil {
+		if err := t.extendAngles(ctx, from, x.Shape()[kernels.Seq]); err != nil {
 			return x, err
 		}
 	}
-	if dtype.Quantised() || !p.matrices[0].IsZero() || p.factors[0].host != nil {
+	if dtype.Quantised() || !t.matrices[0].IsZero() || t.factors[0].host != nil {
 		dtype = kernels.F32
 	}
-	x, err := p.rotate(ctx, "k", x, dtype, from, positions, &m.rotated)
+	x, err := t.rotate(ctx, "k", x, dtype, from, positions, &m.rotated)
 	if err != nil {
 		return x, err
 	}
-	return p.stored(ctx, 0, x, &m.keys)
+	return t.stored(ctx, 0, x, &m.keys)
 }
 
 // Values returns values as they are stored, as Keys does.
-func (p *Turner) Values(ctx context.Context, x kernels.Tensor, m *Memory) (kernels.Tensor, error) {
-	return p.stored(ctx, 1, x, &m.values)
+func (t *Turner) Values(ctx context.Context, x kernels.Tensor, m *Memory) (kernels.Tensor, error) {
+	return t.stored(ctx, 1, x, &m.values)
 }
 
 // Queries returns queries rotated, times the Hadamard matrix and the factors of keys, as Keys does.
-func (p *Turner) Queries(ctx context.Context, q kernels.Tensor, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
-	q, err := p.rotate(ctx, "q", q, q.DType(), from, positions, &m.rotated)
+func (t *Turner) Queries(ctx context.Context, q kernels.Tensor, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
+	q, err := t.rotate(ctx, "q", q, q.DType(), from, positions, &m.rotated)
 	if err == nil {
-		q, err = p.spread(ctx, 0, q, q.DType(), &m.keys)
+		q, err = t.spread(ctx, 0, q, q.DType(), &m.keys)
 	}
-	if err != nil || p.factors[0].host == nil {
+	if err != nil || t.factors[0].host == nil {
 		return q, err
 	}
-	f, err := p.factors[0].of(ctx, p.Dev, q.Shape()[kernels.Heads])
+	f, err := t.factors[0].of(ctx, t.Dev, q.Shape()[kernels.Heads])
 	if err != nil {
 		return q, err
 	}
-	return p.times(ctx, q, f, q.DType(), &m.keys)
+	return t.times(ctx, q, f, q.DType(), &m.keys)
 }
 
 // Outputs returns memory for outputs of n elements for queries q, which Back writes to out; or out if nothing
 // turns values.
-func (p *Turner) Outputs(ctx context.Context, out, q kernels.Tensor, n int, m *Memory) (kernels.Tensor, error) {
-	if p.matrices[1].IsZero() && p.factors[1].host == nil {
+func (t *Turner) Outputs(ctx context.Context, out, q kernels.Tensor, n int, m *Memory) (kernels.Tensor, error) {
+	if t.matrices[1].IsZero() && t.factors[1].host == nil {
 		return out, nil
 	}
 	shape := q.Shape()
 	shape[kernels.Dim] = n
-	err := p.fit(ctx, &m.out, kernels.F32, shape)
+	err := t.fit(ctx, &m.out, kernels.F32, shape)
 	return m.out, err
 }
 
-func (p *Turner) stored(ctx context.Context, i int, x kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
-	x, err := p.spread(ctx, i, x, kernels.F32, memory)
+func (t *Turner) stored(ctx context.Context, i int, x kernels.Tensor, memory *kernels.Tensor) (kernels.Tensor, error) {
+	x, err := t.spread(ctx, i, x, kernels.F32, memory)
 	if err != nil {
 		return x, err
 	}
-	return p.times(ctx, x, p.factors[i].inverse, kernels.F32, memory)
+	return t.times(ctx, x, t.factors[i].inverse, kernels.F32, memory)
 }
 
 // spread returns x times the Hadamard matrix of keys (i = 0) or values, as dtype. Next to attention
 // the D² operations a row are few, and the fast transform would need a kernel of its own on each backend.
-func (p *Turner) spread(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
-	if p.matrices[i].IsZero() {
+func (t *Turner) spread(ctx context.Context, i int, x kernels.Tensor, dtype kernels.DType, memory *kernels.Tensor) (kernels.Tensor, error) {
+	if t.matrices[i].IsZero() {
 		return x, nil
 	}
-	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
+	if err := t.fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
-	return *memory, p.Dev.Project(ctx, *memory, x, p.matrices[i], kernels.Tensor{})
+	return *memory, t.Dev.Project(ctx, *memory, x, t.matrices[i], kernels.Tensor{})
 }
 
 // Back writes x, the memory of Outputs, which it may replace, to y: times the factors of values, and times their
 // matrix again, which undoes it. It does nothing if x is y.
-func (p *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
+func (t *Turner) Back(ctx context.Context, y, x kernels.Tensor) error {
 	if x == y {
 		return nil
 	}
 	to := x
-	if p.matrices[1].IsZero() {
+	if t.matrices[1].IsZero() {
 		to = y
 	}
-	if p.factors[1].host != nil {
-		f, err := p.factors[1].of(ctx, p.Dev, x.Shape()[kernels.Heads])
+	if t.factors[1].host != nil {
+		f, err := t.factors[1].of(ctx, t.Dev, x.Shape()[kernels.Heads])
 		if err == nil {
-			err = p.multiply(ctx, to, x, f)
+			err = t.multiply(ctx, to, x, f)
 		}
 		if err != nil || to == y {
 			return err
 		}
 	}
-	return p.Dev.Project(ctx, y, x, p.matrices[1], kernels.Tensor{})
+	return t.Dev.Project(ctx, y, x, t.matrices[1], kernels.Tensor{})
 }
 
 // rotate returns x rotated, as dtype, in memory. Without an embedding it returns x.
-func (p *Turner) rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
-	if p.RoPE == nil {
+func (t *Turner) rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, positions [][]int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
+	if t.RoPE == nil {
 		return x, nil
 	}
-	if err := p.fit(ctx, memory, dtype, x.Shape()); err != nil {
+	if err := t.fit(ctx, memory, dtype, x.Shape()); err != nil {
 		return x, err
 	}
-	if n := x.Shape()[kernels.Seq]; positions == nil && p.angles.has(from, n) {
-		err = p.rotateByTable(ctx, *memory, x, from)
+	if n := x.Shape()[kernels.Seq]; positions == nil && t.angles.has(from, n) {
+		err = t.rotateByTable(ctx, *memory, x, from)
 	} else {
 		var angles kernels.Angles
 		if positions == nil {
@@ -254,11 +254,11 @@ func (p *Turner) rotate(ctx context.Context, name string, x kernels.Tensor, dtyp
 		if err != nil {
 			return x, err
 		}
-		if angles, err = p.RoPE.Angles(ctx, p.Dev, p.Dim, positions); err != nil {
+		if angles, err = t.RoPE.Angles(ctx, t.Dev, t.Dim, positions); err != nil {
 			return x, err
 		}
 		defer angles.Release()
-		err = p.Dev.Rotate(ctx, *memory, x, angles)
+		err = t.Dev.Rotate(ctx, *memory, x, angles)
 	}
 	if err != nil {
 		return x, fmt.Errorf("%s: %w", name, err)
@@ -268,16 +268,16 @@ func (p *Turner) rotate(ctx context.Context, name string, x kernels.Tensor, dtyp
 
 // rotateByTable rotates x by the angles of the table, sequences with the same rows of it
 // together.
-func (p *Turner) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) error {
-	t, n := &p.angles, x.Shape()[kernels.Seq]
+func (t *Turner) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) error {
+	table, n := &t.angles, x.Shape()[kernels.Seq]
 	for b, end := 0, 0; b < len(from); b = end {
-		row := t.row(b, from[b])
-		for end = b + 1; end < len(from) && t.row(end, from[end]) == row; end++ {
+		row := table.row(b, from[b])
+		for end = b + 1; end < len(from) && table.row(end, from[end]) == row; end++ {
 		}
-		a := t.Angles
-		first, last := min(b, len(t.from)-1), min(end, len(t.from))
+		a := table.Angles
+		first, last := min(b, len(table.from)-1), min(end, len(table.from))
 		a.Cos, a.Sin = region.Rows(a.Cos, first, last-first, row, n), region.Rows(a.Sin, first, last-first, row, n)
-		if err := p.Dev.Rotate(ctx, region.Slice(y, kernels.Batch, b, end), region.Slice(x, kernels.Batch, b, end), a); err != nil {
+		if err := t.Dev.Rotate(ctx, region.Slice(y, kernels.Batch, b, end), region.Slice(x, kernels.Batch, b, end), a); err != nil {
 			return err
 		}
 	}
