@@ -119,13 +119,14 @@ func (t *Turner) extendAngles(ctx context.Context, from []int, n int) error {
 	return nil
 }
 
-// Memory is where a step has rows while they are turned, kept for the next step. Its owner frees it.
-type Memory struct{ rotated, keys, values, out kernels.Tensor }
+// Memory is where a step has rows while they are turned, kept for the next step: keys or queries, rotated and then
+// multiplied, values, and outputs. Its owner frees it.
+type Memory struct{ rotated, multiplied, values, out kernels.Tensor }
 
 // Free releases the memory, unless it is that of a step in host memory: a step is kept in a sync.Pool, from
 // which only host memory may vanish.
 func (m *Memory) Free() {
-	for _, t := range [...]*kernels.Tensor{&m.rotated, &m.keys, &m.values, &m.out} {
+	for _, t := range [...]*kernels.Tensor{&m.rotated, &m.multiplied, &m.values, &m.out} {
 		if !t.OnHost() || t.Shape()[kernels.Seq] > stepTokens {
 			t.Release()
 			*t = kernels.Tensor{}
@@ -158,7 +159,7 @@ func (t *Turner) Keys(ctx context.Context, x kernels.Tensor, dtype kernels.DType
 	if err != nil {
 		return x, err
 	}
-	return t.stored(ctx, 0, x, &m.keys)
+	return t.stored(ctx, 0, x, &m.multiplied)
 }
 
 // Values returns values as they are stored, as Keys does.
@@ -170,7 +171,7 @@ func (t *Turner) Values(ctx context.Context, x kernels.Tensor, m *Memory) (kerne
 func (t *Turner) Queries(ctx context.Context, q kernels.Tensor, from []int, positions [][]int, m *Memory) (kernels.Tensor, error) {
 	q, err := t.rotate(ctx, "q", q, q.DType(), from, positions, &m.rotated)
 	if err == nil {
-		q, err = t.spread(ctx, 0, q, q.DType(), &m.keys)
+		q, err = t.spread(ctx, 0, q, q.DType(), &m.multiplied)
 	}
 	if err != nil || t.factors[0].host == nil {
 		return q, err
@@ -179,7 +180,7 @@ func (t *Turner) Queries(ctx context.Context, q kernels.Tensor, from []int, posi
 	if err != nil {
 		return q, err
 	}
-	return t.times(ctx, q, f, q.DType(), &m.keys)
+	return t.times(ctx, q, f, q.DType(), &m.multiplied)
 }
 
 // Outputs returns memory for outputs of n elements for queries q, which Back writes to out; or out if nothing
