@@ -97,7 +97,7 @@ type Tile struct {
 	here          Span      // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
 	mixed         bool      // the block mask hides some of here from some of the rows
 	stairs        int       // the last keys of here, of which each has a row less that sees it, from the second row on; 0 for others
-	mayHide       bool      // a weight of 0 may have to hide a value of here that is not finite
+	mayHide       bool      // a row may not see all keys of here: NaN and Inf of their values must not reach its outputs as 0·NaN
 	q             []float32 // the query rows, times scale
 	sums          sums
 }
@@ -115,23 +115,23 @@ type block struct {
 // Space is the memory that the tiles of a task share. It stays with the scratch of its
 // goroutine; Products.Open takes its slices from there.
 type Space struct {
-	S          []float32 // a score tile
-	MX, Alpha  []float32 // a number for each row of a tile
-	beta       []float32 // likewise
-	Stage      []float32 // some rows between memory and a tile
-	bias       []float32 // of a row
-	table      []float32 // bias of a tile by distance
-	Chain      []float32 // the derivatives of score mod and softcap; may be nil
-	k, v       []float32 // converted, or values with 0 for NaN and Inf, or outputs
-	pairs      []float32 // weights of bf16, and the sums of their block
-	Scale, One []float32 // factors of transpositions
-	edge       [2][maxWidth]int32
-	terms      [BlockKeys]float32 // of the biases of a row
-	some       [BlockKeys + maxWidth]float32
-	seen       [16 * BlockKeys]bool // rows of a mask, at most 16
-	Draw       vec.Draw
-	Runs       []vec.Run // the rows that a kernel reads
-	block      block
+	S           []float32 // a score tile
+	MX          []float32 // the largest score of each row up to the current block
+	Alpha, beta []float32 // factors of each row's outputs: 2^(old MX - MX) in a step, 1/sum at the end; two where sums merge
+	Stage       []float32 // some rows between memory and a tile
+	bias        []float32 // of a row
+	table       []float32 // bias of a tile by distance
+	Chain       []float32 // the derivatives of score mod and softcap; may be nil
+	k, v        []float32 // converted, or values with 0 for NaN and Inf, or outputs
+	pairs       []float32 // weights of bf16, and the sums of their block
+	Scale, One  []float32 // factors of transpositions
+	edge        [2][maxWidth]int32
+	terms       [BlockKeys]float32 // of the biases of a row
+	some        [BlockKeys + maxWidth]float32
+	seen        [16 * BlockKeys]bool // rows of a mask, at most 16
+	Draw        vec.Draw
+	Runs        []vec.Run // the rows that a kernel reads
+	block       block
 
 	tiles [MaxTiles]Tile
 	spans [MaxRows]Span // that the rows of the tiles see
