@@ -109,7 +109,7 @@ func (c *Cutter) OnHost(t backend.Tensor) bool {
 	return slices.ContainsFunc(c.Operands, func(o *Operand) bool { return o.OnHost && o.T == t })
 }
 
-// StateOf returns the bytes of state of a box with chunks of a length: none in one chunk.
+// StateOf returns the bytes of state that x takes in chunks of a length along the inner axis, 0 if one chunk covers x.
 func (c *Cutter) StateOf(x Box, chunk int) uint64 {
 	if c.State == nil || chunk >= x.Len(c.Inner) {
 		return 0
