@@ -48,7 +48,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return err
 		}
 		defer a.release()
-		return workers.Run(ctx, a, a.plan.floats, a.plan.tasks, a.plan.threads)
+		return workers.Run(ctx, a, a.partition.floats, a.partition.tasks, a.partition.threads)
 	})
 }
 
@@ -64,9 +64,9 @@ func pinCall(pinned *backend.Pinned, c *backend.Call) error {
 
 // attention is one Attention call. Calls are pooled, so they do not allocate.
 type attention struct {
-	plan    partition
-	tiles   tile.Attention
-	problem *backend.Problem
+	partition partition
+	tiles     tile.Attention
+	problem   *backend.Problem
 	// Where several chunks share the keys of tiles, pending is how many of the chunks are
 	// unfinished, and saved and set are memory of tile.Attention.
 	pending []atomic.Int32
@@ -85,26 +85,26 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 		}
 	}
 	a = attentionPool.Get().(*attention)
-	a.plan, a.problem = newPartition(be.kernels, c, threads), &c.Problem
-	a.plan.gatherSmall(c, threads)
-	a.tiles.Open(&a.plan.layout, c)
-	if v := &c.Visible; (v.KLen != nil || v.Offsets != nil) && a.plan.taskGroups == 0 {
+	a.partition, a.problem = newPartition(be.kernels, c, threads), &c.Problem
+	a.partition.gatherSmall(c, threads)
+	a.tiles.Open(&a.partition.layout, c)
+	if v := &c.Visible; (v.KLen != nil || v.Offsets != nil) && a.partition.taskGroups == 0 {
 		a.sort(c)
 	}
-	if a.plan.keyChunks <= 1 {
+	if a.partition.keyChunks <= 1 {
 		return a, nil
 	}
-	sums := a.plan.layout.AllSums
-	pool.Resize(&a.saved, sums*a.plan.layout.StateFloats, &err)
+	sums := a.partition.layout.AllSums
+	pool.Resize(&a.saved, sums*a.partition.layout.StateFloats, &err)
 	pool.Resize(&a.set, sums, &err)
-	if pool.Resize(&a.pending, a.plan.tasks/a.plan.keyChunks, &err); err != nil {
+	if pool.Resize(&a.pending, a.partition.tasks/a.partition.keyChunks, &err); err != nil {
 		a.release()
-		return nil, fmt.Errorf("sums of %d tasks: %w", a.plan.tasks, err)
+		return nil, fmt.Errorf("sums of %d tasks: %w", a.partition.tasks, err)
 	}
 	a.tiles.Saved, a.tiles.Set = a.saved, a.set
 	clear(a.set)
 	for i := range a.pending {
-		a.pending[i].Store(int32(a.plan.keyChunks))
+		a.pending[i].Store(int32(a.partition.keyChunks))
 	}
 	return a, nil
 }
@@ -131,7 +131,7 @@ func (a *attention) release() {
 
 // sort sets the order of the batches of c, which differ in their work. Tasks are taken from the last one on, and short ones fill the gaps.
 func (a *attention) sort(c *backend.Call) {
-	d, v := &a.plan.layout.Dims, &c.Visible
+	d, v := &a.partition.layout.Dims, &c.Visible
 	for b := range d.Batch {
 		a.order = append(a.order, b)
 	}
@@ -142,7 +142,7 @@ func (a *attention) sort(c *backend.Call) {
 
 // Task implements pool.Job.
 func (a *attention) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
-	if a.plan.taskGroups > 0 {
+	if a.partition.taskGroups > 0 {
 		return a.smallTask(turn, w, n)
 	}
 	return a.tilesTask(turn, w, n)
@@ -150,7 +150,7 @@ func (a *attention) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 
 // tilesTask computes the tiles of chunk n.
 func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
-	c, shared := a.plan.chunk(n), a.plan.keyChunks > 1
+	c, shared := a.partition.chunk(n), a.partition.keyChunks > 1
 	if len(a.order) > 0 {
 		c.Batch = a.order[c.Batch]
 	}
@@ -162,7 +162,7 @@ func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 		}
 		a.tiles.Block(s, &c, tiles, j0)
 	}
-	if shared && a.pending[n/a.plan.keyChunks].Add(-1) > 0 {
+	if shared && a.pending[n/a.partition.keyChunks].Add(-1) > 0 {
 		return nil
 	}
 	for n := range tiles {
@@ -224,8 +224,8 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 		if x.open, err = be.openAttention(x.c, threads); err != nil {
 			return err
 		}
-		b.tasks += x.open.plan.tasks
-		b.floats = max(b.floats, x.open.plan.floats)
+		b.tasks += x.open.partition.tasks
+		b.floats = max(b.floats, x.open.partition.floats)
 	}
 	return nil
 }
@@ -254,8 +254,8 @@ func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
 		return err
 	}
 	defer a.release()
-	for n := 0; n < a.plan.tasks && err == nil; n++ {
-		if err = w.Grow(a.plan.floats); err == nil {
+	for n := 0; n < a.partition.tasks && err == nil; n++ {
+		if err = w.Grow(a.partition.floats); err == nil {
 			err = a.Task(turn, w, n)
 		}
 	}

@@ -15,8 +15,8 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	return be.doPinned(ctx, "qk", out, in, func() error {
 		j := stageJob{scores: strided.Of(&s), products: tile.Products{Q: strided.Of(&q), K: strided.Of(&k), Scale: 1}}
 		j.divide(be, q, k)
-		j.plan.shareKeys(1) // nothing is summed over keys
-		return j.run(ctx, be, j.plan.layout.QueryFloats)
+		j.partition.shareKeys(1) // nothing is summed over keys
+		return j.run(ctx, be, j.partition.layout.QueryFloats)
 	})
 }
 
@@ -33,7 +33,7 @@ func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 
 // stageJob is one QK call, one PV call, or some columns of a Project call.
 type stageJob struct {
-	plan      partition
+	partition partition
 	products  tile.Products
 	scores    strided.Tensor // that QK writes; zero in the other calls
 	w         strided.Tensor // the weights that values are multiplied by
@@ -44,20 +44,20 @@ type stageJob struct {
 
 // divide divides a product of rows of q and k among the threads. Tiles have keys as lanes.
 func (j *stageJob) divide(be *Backend, q, k backend.Tensor) {
-	j.plan = divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, q.Shape()[backend.Batch], be.threads())
+	j.partition = divide(tile.NewLayout(be.kernels, true, &backend.Call{Q: q, K: k, V: k}), false, q.Shape()[backend.Batch], be.threads())
 }
 
 // run computes the call; a tile needs some floats of its own.
 func (j *stageJob) run(ctx context.Context, be *Backend, floats int) error {
-	j.products.Layout = &j.plan.layout
-	return workers.Run(ctx, j, j.plan.layout.SpaceFloats()+j.plan.chunkTiles*floats, j.plan.tasks, be.threads())
+	j.products.Layout = &j.partition.layout
+	return workers.Run(ctx, j, j.partition.layout.SpaceFloats()+j.partition.chunkTiles*floats, j.partition.tasks, be.threads())
 }
 
 // runValues computes a call with values, whose shape is that of o and v.
 func (j *stageJob) runValues(ctx context.Context, be *Backend, o, v backend.Tensor) error {
 	j.divide(be, o, v)
-	l := &j.plan.layout
-	j.plan.shareKeys(l.Sums) // otherwise the sums of chunks would have to be added
+	l := &j.partition.layout
+	j.partition.shareKeys(l.Sums) // otherwise the sums of chunks would have to be added
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
 	l.ReadV = l.ReadV && (j.zeroHides || l.Tiles == 1)
@@ -66,8 +66,8 @@ func (j *stageJob) runValues(ctx context.Context, be *Backend, o, v backend.Tens
 
 // Task implements pool.Job.
 func (j *stageJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
-	c, s, qk := j.plan.chunk(n), j.products.Open(w), !j.scores.IsZero()
-	tiles := j.plan.layout.TilesOf(s, &c)
+	c, s, qk := j.partition.chunk(n), j.products.Open(w), !j.scores.IsZero()
+	tiles := j.partition.layout.TilesOf(s, &c)
 	for n := range tiles {
 		if qk {
 			j.products.BeginScores(w, s, &tiles[n])

@@ -29,7 +29,7 @@ type smallSpace struct {
 // open takes the memory of a task from scratch.
 func (x *smallSpace) open(a *attention, w *pool.Scratch) {
 	w.Reset()
-	l := &a.plan.layout
+	l := &a.partition.layout
 	ld := tile.RoundUp(l.Dims.SeqK, l.Kernels.Lanes)
 	*x = smallSpace{a: a, q: w.Floats(l.Rows * l.DimK), k: w.Floats(ld * l.DimK), v: w.Floats(l.Dims.SeqK * l.DimV),
 		s: w.Floats(l.Rows * ld), ld: ld, o: w.Floats(l.Rows * l.DimV), m: w.Floats(l.Rows), l: w.Floats(l.Rows),
@@ -44,8 +44,8 @@ func (x *smallSpace) open(a *attention, w *pool.Scratch) {
 func (a *attention) smallTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 	var x smallSpace
 	x.open(a, w)
-	d := &a.plan.layout.Dims
-	for g := n * a.plan.taskGroups; g < min((n+1)*a.plan.taskGroups, d.Batch*d.KVHeads); g++ {
+	d := &a.partition.layout.Dims
+	for g := n * a.partition.taskGroups; g < min((n+1)*a.partition.taskGroups, d.Batch*d.KVHeads); g++ {
 		b, hk := g/d.KVHeads, g%d.KVHeads
 		if x.group(b, hk) {
 			continue
@@ -62,7 +62,7 @@ func (a *attention) smallTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 // copyValue writes the outputs of a group of one key: its value, because the key's weight
 // is 2^0. All rows see the key. It returns false if it cannot rule out that a score is not finite.
 func (x *smallSpace) copyValue(b, hk int) bool {
-	p, l := &x.a.tiles.Products, &x.a.plan.layout
+	p, l := &x.a.tiles.Products, &x.a.partition.layout
 	k := p.K.F32[p.K.RowIndex(b, hk, 0):][:l.Dims.Dim]
 	v := p.V.F32[p.V.RowIndex(b, hk, 0):][:l.Dims.ValueDim]
 	for r := range l.Rows {
@@ -86,7 +86,7 @@ func (x *smallSpace) copyValue(b, hk int) bool {
 // tiles: one without visible keys, or with keys that some row does not see
 // and whose values are not finite, or lie in pages.
 func (x *smallSpace) group(b, hk int) bool {
-	p, l := &x.a.tiles.Products, &x.a.plan.layout
+	p, l := &x.a.tiles.Products, &x.a.partition.layout
 	kernels, h0, visible := l.Kernels, hk*l.Share, &x.a.problem.Visible
 	n, least, first := 0, l.Dims.SeqK, 0 // the largest and the smallest end of a row's keys
 	for r := range l.Rows {
@@ -138,7 +138,7 @@ func (x *smallSpace) group(b, hk int) bool {
 // scores computes the scores of a group and its first n keys. Those of the keys up to whole
 // vectors are unspecified.
 func (x *smallSpace) scores(b, hk, n int) {
-	p, l := &x.a.tiles.Products, &x.a.plan.layout
+	p, l := &x.a.tiles.Products, &x.a.partition.layout
 	kernels, done := l.Kernels, 0
 	if l.Dims.Dim == l.DimK {
 		if done = n / kernels.Lanes * kernels.Lanes; done > 0 {
@@ -157,7 +157,7 @@ func (x *smallSpace) scores(b, hk, n int) {
 
 // write writes the rows of a group, from head h0 on.
 func (x *smallSpace) write(b, h0 int) {
-	a, l := &x.a.tiles, &x.a.plan.layout
+	a, l := &x.a.tiles, &x.a.partition.layout
 	for r := range l.Rows {
 		h, i := l.Row(h0, 0, r)
 		inv := 1 / x.l[r]

@@ -70,13 +70,13 @@ func testSmallProblems(t *testing.T, tier string) {
 			}
 			a := must.Get(be.openAttention(&c, 2))(t)
 			defer a.release()
-			if a.plan.taskGroups > 0 {
+			if a.partition.taskGroups > 0 {
 				small++
 			}
 			if engine {
-				a.plan = newPartition(be.kernels, &c, 2)
+				a.partition = newPartition(be.kernels, &c, 2)
 			}
-			must.Do(t, workers.Run(t.Context(), a, a.plan.floats, a.plan.tasks, 2))
+			must.Do(t, workers.Run(t.Context(), a, a.partition.floats, a.partition.tasks, 2))
 			return c.O, c.LSE
 		}
 		o, lse := run(false)
