@@ -21,15 +21,14 @@ import (
 func (d *Device) QK(ctx context.Context, q, k Tensor) (s Tensor, err error) {
 	defer op.Annotate(&err, "qk")
 	dims, err := scoreDims(q, k)
-	if err != nil {
-		return s, err
-	}
-	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error { return d.be.QK(ctx, s, q, k) })
+	return d.filled(ctx, err, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error { return d.be.QK(ctx, s, q, k) })
 }
 
-// filled returns a new tensor that fill has filled.
-func (d *Device) filled(ctx context.Context, dtype DType, shape Shape, fill func(Tensor) error) (Tensor, error) {
-	t, err := d.Alloc(ctx, dtype, shape)
+// filled returns a new tensor that fill has filled, unless err, that of the checks before it, is not nil.
+func (d *Device) filled(ctx context.Context, err error, dtype DType, shape Shape, fill func(Tensor) error) (t Tensor, _ error) {
+	if err == nil {
+		t, err = d.Alloc(ctx, dtype, shape)
+	}
 	if err == nil && shape.Elements() > 0 {
 		err = fill(t)
 	}
@@ -161,10 +160,7 @@ func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
 	if ws[Batch] != vs[Batch] || ws[Dim] != vs[Seq] {
 		return o, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, ErrShape)
 	}
-	if err := divides(ws[Heads], vs[Heads], "v", "w"); err != nil {
-		return o, err
-	}
-	return d.filled(ctx, v.DType(), Shape{ws[0], ws[1], ws[2], vs[Dim]}, func(o Tensor) error {
+	return d.filled(ctx, divides(ws[Heads], vs[Heads], "v", "w"), v.DType(), Shape{ws[0], ws[1], ws[2], vs[Dim]}, func(o Tensor) error {
 		if vs[Seq] == 0 {
 			return d.noKeys(ctx, o, Tensor{}, nil)
 		}
@@ -192,10 +188,7 @@ func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Opt
 	}
 	p, err := opt.stage(dims)
 	scorer, bad := need[backend.Scorer](ctx, d, "scores")
-	if err := cmp.Or(err, bad); err != nil {
-		return s, err
-	}
-	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error {
+	return d.filled(ctx, cmp.Or(err, bad), F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error {
 		if err := d.be.QK(ctx, s, q, k); err != nil {
 			return err
 		}

@@ -157,10 +157,7 @@ func (l *LatentAttention) Release() { l.w.list(l.config).Release() }
 // each row of x while the call runs. Errors as for [MultiHeadAttention.Apply].
 func (l *LatentAttention) Apply(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "latent attention")
-	if err := l.check(x, &opt); err != nil {
-		return y, err
-	}
-	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
+	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType(), Err: l.check(x, &opt)}
 	l.apply(&b, &y, x, opt)
 	return b.Result(y)
 }

@@ -59,11 +59,8 @@ func (l *Linear) Release() {
 func (l *Linear) Apply(ctx context.Context, x kernels.Tensor) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear layer")
 	s, w := x.Shape(), l.w.Shape()
-	if err := checkInput(x, w[kernels.Seq]); err != nil {
-		return y, err
-	}
 	s[kernels.Dim] = w[kernels.Dim]
-	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType()}
+	b := steps.Steps{Ctx: ctx, Dev: l.dev, DType: x.DType(), Err: checkInput(x, w[kernels.Seq])}
 	b.Affine(b.Keep(&y, s), x, l.w, l.b)
 	return b.Result(y)
 }

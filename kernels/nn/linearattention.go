@@ -253,10 +253,7 @@ type LinearOptions struct {
 // backend's.
 func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt LinearOptions) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear attention layer")
-	if err := checkInput(x, l.config.Model); err != nil {
-		return y, err
-	}
-	b := steps.Steps{Ctx: ctx, Dev: l.dev, Conv: l.dev, Linear: l.dev}
+	b := steps.Steps{Ctx: ctx, Dev: l.dev, Conv: l.dev, Linear: l.dev, Err: checkInput(x, l.config.Model)}
 	if opt.States != nil {
 		if b.Linear = opt.States; l.config.Conv > 1 {
 			b.Conv = opt.States
