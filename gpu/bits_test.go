@@ -85,9 +85,11 @@ func decodeOfDType(dtype backend.DType) runner {
 }
 
 // decodePadded is a call over nine splits whose rows have padding. The data of a key is the same.
-func decodePadded(pad int) runner {
+func decodePadded(pad int) runner { return attends(paddedCall(pad)) }
+
+func paddedCall(pad int) func(testing.TB, *Backend) *backend.Call {
 	const heads, kvHeads, sq, sk, d, dv = 6, 2, 9, 2300, paddedDim, 36
-	return attends(func(t testing.TB, b *Backend) *backend.Call {
+	return func(t testing.TB, b *Backend) *backend.Call {
 		mask, bias := pairs(t, b, heads, sq, sk)
 		keys := func(width, from int) backend.Tensor {
 			x := upload(t, b, host(t, backend.Shape{2, kvHeads, sk, width + pad}, func(i int) float32 {
@@ -104,7 +106,7 @@ func decodePadded(pad int) runner {
 			Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: mask, Bias: bias,
 				Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}},
 		}
-	})
+	}
 }
 
 const paddedDim = 40
@@ -256,6 +258,12 @@ func TestSameBits(t *testing.T) {
 			decoded("a device without room for all tensors", Options{MemoryBytes: 4 << 20}, true),
 			padded("rows that are not on 16 bytes", limits{}),
 			padded("rows that are not on 16 bytes, in chunks", limits{MaxStorageBufferBindingSize: split*(paddedDim+1)/paddedDim + 4096}),
+		}},
+		{"matrices, decoding in chunks", true, matrices(backend.BF16, paddedCall(0)), []way{
+			decoded("", Options{}, false),
+			decoded("a binding of one split and a bit", Options{Limits: limits{MaxStorageBufferBindingSize: split/2 + 4096}}, true),
+			decoded("submissions of a few workgroups", Options{MaxWork: 4e6}, true),
+			decoded("a device without room for all tensors", Options{MemoryBytes: 3 << 20}, true),
 		}},
 		// Each limit of decoding is just enough or less. With less workgroup memory, a workgroup has fewer rows. Below the
 		// other limits the prefill path takes the call.

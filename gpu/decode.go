@@ -31,9 +31,11 @@ type decode struct {
 	seen   cut.Box // the keys that any row sees, in whole splits
 	rows   int     // query rows of a workgroup
 	width  int     // float32 of a row's state for a split
+	// The unit of the products on matrix units, or why these do not take the call.
+	matrices, noMatrix string
 }
 
-// newDecode returns c as a decode call, or the reason why it is none. Both paths compute
+// newDecode returns c as a decode call, or the reason why it is none. Without matrix units both paths compute
 // the same bits.
 func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	d := c.Dims()
@@ -51,7 +53,6 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	default:
 		x.rows = 8
 	}
-	x.width = x.tiling.Width + 4*decodeParts + 4
 	if err := a.newCutter(decodeBuffers); err != nil {
 		return nil, err
 	}
@@ -61,6 +62,8 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	if err := a.check(x.splits); err != nil {
 		return nil, err
 	}
+	x.width = x.tiling.Width + 4*decodeParts + 4
+	x.merge = shaders.SplitMerge{Split: x.tiling.Split, TX: x.tiling.Lanes, Quads: x.tiling.Width / 4}
 	x.cutter.Granule = x.tiling.Split
 	x.cutter.AlignGranules()
 	x.seen = a.all().Visible(c.Visible, x.tiling.Split)
@@ -80,9 +83,17 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	return x, x.cutter.Fits(x.seen)
 }
 
-// variants sets the kernels.
+// variants sets the kernel of a split and what the rest depends on, on matrix units where they take the call.
 func (x *decode) variants() error {
 	kv, l := x.c.K.DType(), x.b.dev.Limits
+	m, products, whyNot := x.attention.matrices(x.b.matrices.Decode)
+	if x.noMatrix = whyNot; whyNot == "" && x.rows == 1 {
+		x.noMatrix = "matrices need two query rows a key head"
+	}
+	if x.noMatrix == "" {
+		x.splits, x.rows, x.tiling, x.matrices = x.onMatrices(m), m.TY*m.M, tune.Tiling{Width: m.Columns, Keys: m.Keys, Lanes: 1, Split: m.Split}, products
+		return nil
+	}
 	el := cut.GranuleBytes / kv.Size()
 	x.wide = !kv.Quantised() && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	k, bad := x.tiling.Decode(shaders.Decode{
@@ -94,7 +105,6 @@ func (x *decode) variants() error {
 			bad, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
 	x.splits, x.rows = x.modded(k, false), k.Rows
-	x.merge = shaders.SplitMerge{Split: x.tiling.Split, TX: x.tiling.Lanes, Quads: x.tiling.Width / 4}
 	return nil
 }
 
@@ -133,7 +143,7 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 			Groups: rows(box), Each: mergeOps * float64(x.width*max(splits, 1)),
 		}
 	}
-	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align).Granules(), x.V.View(p.Box, align).Granules()
+	q, k, v := x.Q.View(p.Box, align).Granules(), x.K.View(p.Box, align).Granules(), x.V.View(p.Box, align).Granules()
 	w.Q, w.K, w.V = strides(q), strides(k), strides(v)
 	mask, bias, more := x.bind(w, p)
 	return queue.Step{
@@ -149,10 +159,15 @@ func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 	} else if !x.wide {
 		load = "element by element, because rows are not aligned to 16 bytes"
 	}
-	rows := x.K.Group * x.d.SeqQ
+	rows, arithmetic := x.K.Group*x.d.SeqQ, "float32 arithmetic"
 	p.Path = "split keys WGSL (decode)" + x.products()
-	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic, %s; %s",
-		rows, x.b.decodeRows, x.rows, load, x.storage(), x.b.exponentials, x.b.dev.Pacing(x.splits))
+	if x.matrices != "" {
+		p.Path, load, arithmetic, p.Matrices = fmt.Sprintf("split keys (decode) on matrix units WGSL, products of %s, in splits of %d", x.matrices, x.tiling.Split), "for matrices in workgroup memory", "float32 sums", 1
+	} else if x.products() != "" {
+		arithmetic += " (" + x.noMatrix + ")"
+	}
+	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, %s, %s; %s",
+		rows, x.b.decodeRows, x.rows, load, x.storage(), arithmetic, x.b.exponentials, x.b.dev.Pacing(x.splits))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
 		x.d.Batch, x.d.KVHeads, ceil(e.MaxBox, x.tiling.Split), x.tiling.Split, ceil(rows, x.rows), x.rows, x.tiling.Keys, e.Boxes)
 }

@@ -202,22 +202,16 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 }
 
 // matrix returns a with the kernel on matrix units that choose picks, or the reason why it cannot run there.
-func (a *attention) matrix(choose func(s tune.Shape, dim int) (shaders.Matrix, string)) (x *prefill, whyNot string, err error) {
-	c, t := a.c, a.c.V.DType()
-	if !c.LowPrecision || t.Quantised() || c.Q.DType() != t || c.K.DType() != t {
-		return nil, "products on matrix units need LowPrecision, with q, k and v of one type: f16, bf16 or f32", nil
-	}
-	k, whyNot := choose(a.shape(), a.d.Dim)
+func (a *attention) matrix(choose matrixChooser) (x *prefill, whyNot string, err error) {
+	k, products, whyNot := a.matrices(choose)
 	if whyNot != "" {
 		return nil, whyNot, nil
 	}
-	x = &prefill{attention: a, path: "matrix units WGSL", matrices: fmt.Sprintf("f16 matrices of %dx%dx%d", k.M, k.N, k.K)}
-	x.matrices += map[backend.DType]string{backend.BF16: ", to which bf16 is scaled exactly", backend.F32: ", three for one of f32"}[t]
+	x = &prefill{attention: a, path: "matrix units WGSL", matrices: products}
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return nil, "", err
 	}
-	k.Both, k.Paged, k.Listed, k.Packed, k.Paired = x.both, x.HasTable(), x.listed(), x.packed != nil, x.kinds != tune.Pairs{}
-	x.kernel, x.rows, x.keys = x.modded(k, false), k.TY*k.M, k.Keys
+	x.kernel, x.rows, x.keys = x.onMatrices(k), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
 	made := shaders.Describe(k).Constants
 	whyNot, err = x.fit(tune.MatrixLoops(k)+x.rounds(2*int(made["EACH"]*made["FOURS"])), int(made["AREA"]), 1)
@@ -225,6 +219,26 @@ func (a *attention) matrix(choose func(s tune.Shape, dim int) (shaders.Matrix, s
 		return nil, whyNot, err
 	}
 	return x, "", x.check(x.kernel)
+}
+
+// matrixChooser picks a kernel on matrix units for heads of dim elements, or returns the reason why there is none.
+type matrixChooser func(s tune.Shape, dim int) (k shaders.Matrix, whyNot string)
+
+// matrices returns the kernel on matrix units that choose picks and describes its products, or returns the reason why a has none.
+func (a *attention) matrices(choose matrixChooser) (k shaders.Matrix, products, whyNot string) {
+	c, t := a.c, a.c.V.DType()
+	if !c.LowPrecision || t.Quantised() || c.Q.DType() != t || c.K.DType() != t {
+		return k, "", "products on matrix units need LowPrecision, with q, k and v of one type: f16, bf16 or f32"
+	}
+	k, whyNot = choose(a.shape(), a.d.Dim)
+	products = fmt.Sprintf("f16 matrices of %dx%dx%d", k.M, k.N, k.K)
+	return k, products + map[backend.DType]string{backend.BF16: ", to which bf16 is scaled exactly", backend.F32: ", three for one of f32"}[t], whyNot
+}
+
+// onMatrices returns k with the options of a, which has a cutter.
+func (a *attention) onMatrices(k shaders.Matrix) shaders.Variant {
+	k.Both, k.Paged, k.Listed, k.Packed, k.Paired = a.both, a.HasTable(), a.listed(), a.packed != nil, a.kinds != tune.Pairs{}
+	return a.modded(k, false)
 }
 
 // unit is a call, or several that run as one, on a path if their batches are packed.

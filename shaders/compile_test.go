@@ -96,6 +96,16 @@ func variants(f func(v Variant, departures int)) {
 		}
 		f(own(v, on(1)), n)
 	})
+	each(5, []Type{F16, BF16}, func(on flags, of Type, n int) {
+		v := matrix64
+		v.In, v.KV, v.TY, v.Split = of, of, 1, 256
+		v.Paged, v.Listed, v.Both, v.Ahead, v.Paired = on(0), on(0) && on(1), both(on(1), on(0)), on(2), on(1) || on(2)
+		v.Vec = pick(on(3), 2, 0)
+		if v.Full = on(3); on(4) {
+			v.M, v.N, v.K, v.Lanes, v.Keys = 8, 8, 8, 8, 8
+		}
+		f(own(v, on(1)), n)
+	})
 	each(6, []Type{F32, BF16, Q8, Q4, F8}, func(on flags, kv Type, n int) {
 		v := decode64
 		v.In, v.KV, v.Paged, v.Both, v.Wide, v.Full, v.Extra = pick(on(5), F16, F32), kv, on(0), both(on(1), on(0)), on(2) && kv < Q8, on(3), on(4)

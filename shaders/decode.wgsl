@@ -121,45 +121,11 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, offset: i3
     return r;
 }
 
-// tile_seen reports whether the block mask shows any key of a tile up to end to any of the rows first to last
-// that read a key head. It returns true when there are too many mask blocks to read. h0 is the first query head
-// of the key head.
-fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> bool {
-    if (LISTED == 1u || (p.flags & HAS_BLOCKS) == 0u) { return true; }
-    let k0 = tile / p.block_k;
-    let nk = (min(tile + BC, end) - 1u) / p.block_k - k0 + 1u;
-    if ((last - first + 1u) * nk > MOST_BLOCKS) { return true; }
-    var any = 0u;
-    for (var n = 0u; n < (last - first + 1u) * nk; n++) {
-        let row = first + n / nk;
-        any = any | block(p.blocked.base + b * p.blocked.b + (h0 + row / p.rows) * p.blocked.h
-            + (p.row0 + row % p.rows) / p.block_q * p.blocked.s + (k0 + n % nk) * p.blocked.d);
-    }
-    return any != 0u;
-}
-
 // The parts of main, in the order of the formula.
 
 // skip_tiles moves next to the first tile that a row sees.
 @inline fn skip_tiles() {
-    while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) { next += i32(BC); }
-}
-
-// visible_keys declares the keys of the split that any of the rows sees, begin to end, and those that all of
-// them see, all_from to all_to.
-@inline fn visible_keys() {
-    let several = first / p.rows != last / p.rows;
-    let row_first = select(first % p.rows, 0u, several);
-    let row_last = select(last % p.rows, p.rows - 1u, several);
-    let offset = offset_of(b);
-    let i_first = i32(p.row0 + row_first) + offset;
-    let i_last = i32(p.row0 + row_last) + offset;
-    let split_key = p.key0 + split * SPLIT;
-    let cap = key_end(b, p.key0 + p.keys);
-    let begin = max(i_first + p.lo, i32(split_key));
-    let end = min(min(i_last + p.hi, cap), i32(split_key + SPLIT));
-    let all_from = i_last + p.lo;
-    let all_to = min(i_first + p.hi, cap);
+    while (next < end && !tile_seen(b, h0, first, last, u32(next), BC, u32(end))) { next += i32(BC); }
 }
 
 // stage_q fills qs, with zeros beyond the rows and the head size.
@@ -343,22 +309,11 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
 }
 
 @main(THREADS) {
-    // The rows that read key head kh are numbered head by head. The workgroup has those from first on.
-    let first = (id % p.blocks) * ROWS;
-    let split = (id / p.blocks) % p.parts;
-    let kh = (id / p.blocks / p.parts) % p.kv_heads;
-    let b = id / p.blocks / p.parts / p.kv_heads;
-    let number = p.head0 / p.group + kh;
-    let h0 = max(number * p.group, p.head0) - p.head0;
-    let h1 = min((number + 1u) * p.group, p.head0 + p.heads) - p.head0;
-    let rows = (h1 - h0) * p.rows;
-    if (first >= rows) { return; }
-    let last = min(first + ROWS, rows) - 1u;
-    @each($x: k, v) let $x_batch = select(b * p.$x.b, 0u, PAGED == 1u);
+    @inline rows_of_split(b, first, ROWS);
     let k_at = p.k.base + k_batch + kh * p.k.h;
     let v_at = (p.v.base + v_batch + kh * p.v.h) / UNIT;
 
-    @inline visible_keys();
+    @inline keys_of_split(b, first);
     if (begin >= end) { // splitmerge.wgsl reads the state of no key end but a count, which it does not know
         @if(LISTED == 1u) if ((p.flags & HAS_COUNTS) != 0u) { @inline write_empty(); }
         return;

@@ -30,6 +30,9 @@
 // matrix/odd.wgsl scales bf16 and f32 to f16, and has what lanes compute in place of matrices. matrix/split.wgsl has the
 // products of f32.
 //
+// With SPLIT it is the first half of decoding on matrix units: rows are those of all query heads that read a key head, numbered as in
+// decode.wgsl, and the results of a split of the keys are for splitmerge.wgsl.
+//
 // State holds, for chunks of keys, the output of a workgroup by rows, then m, its sum and whether the row has met a huge
 // value, for each lane.
 //
@@ -65,15 +68,17 @@ const VS: u32 = COLUMNS / UNIT + 8u / UNIT;
 const SS: u32 = KEYS / 4u + 2u;
 const PS: u32 = KEYS / 4u + 2u;
 const AREA: u32 = TY * M * COLUMNS / 4u + THREADS * EACH; // vec4 of state
+const WIDTH: u32 = COLUMNS / 4u + 5u; // vec4 of a row's state for one split, as in splitmerge.wgsl
 const SLACK: f32 = 8.0;
+const MOST_SUM: u32 = 16u; // sums of 256 weights are at most 2^16
 
 @each($x: q, k, v)
 @if(VEC * Q2 == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
 @binding var<storage, read> mask, bias: array<u32>;
-@if(OUT16 == 1u) @binding var<storage, read_write> o: Words;
+@if(SPLIT == 0u) @if(OUT16 == 1u) @binding var<storage, read_write> o: Words;
 @else @binding var<storage, read_write> o: array<u32>;
-@binding var<storage, read_write> lse: array<f32>;
+@if(SPLIT == 0u) @binding var<storage, read_write> lse: array<f32>;
 @binding var<storage, read_write> state: array<vec4<f32>>;
 @binding var<uniform> p: AttentionParams;
 
@@ -87,6 +92,13 @@ var<workgroup> weights: array<array<vec2<u32>, PARTS * M * PS>, TY>; // [subgrou
 // staged: odd values, huge values, odd keys of the next tile.
 var<workgroup> calls: array<atomic<u32>, 8>;
 
+// row_of_q returns where a row of the workgroup's begins in q, at most the last of them.
+fn row_of_q(q_at: u32, number: u32, rows: u32) -> u32 {
+    let row = min(number, rows - 1u);
+    @if(SPLIT == 0u) return q_at + row * p.q.s;
+    @else return q_at + row / p.rows * p.q.h + row % p.rows * p.q.s;
+}
+
 // The parts of main, in the order of the formula.
 
 // stage_q loads the queries of each subgroup, KEYS depths at once.
@@ -97,7 +109,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
             let d = 4u * (x % (KEYS / 4u));
             var row_top = 0u;
             @if(IN != 1u) row_top = tops[row];
-            let four = stored_q(q_at + min(r0 + row, rows - 1u) * p.q.s, c * KEYS + d, p.dim, p.q.d);
+            let four = stored_q(row_of_q(q_at, r0 + row, rows), c * KEYS + d, p.dim, p.q.d);
             @unroll for (var part = 0u; part < PARTS; part++) { weights[row / M][(part * M + row % M) * PS + d / 4u] = half_q(four, row_top, part); }
         }
         workgroupBarrier();
@@ -178,7 +190,10 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     var rescale: array<f32, EACH>;
     @unroll for (var h = 0u; h < EACH; h++) {
         let line = lane / PER + h * STEP;
-        let row = r0 + subgroup * M + line;
+        let number = r0 + subgroup * M + line;
+        @if(SPLIT == 0u) let row = number;
+        @if(SPLIT != 0u) let row = min(number, last) % p.rows;
+        @if(SPLIT != 0u) let head = h0 + min(number, last) / p.rows;
         var s, e: array<vec4<f32>, FOURS>;
         @unroll for (var g = 0u; g < FOURS; g++) { s[g] = scores[subgroup][line * SS + lane % PER + g * PER]; }
         @if(IN != 1u) { @inline own_scores(); }
@@ -343,6 +358,39 @@ var<workgroup> calls: array<atomic<u32>, 8>;
     }
 }
 
+// write_split writes the state of the rows. Where a row has met a huge value, its output may overflow for weights of more
+// than 1: a factor of 2^-MOST_SUM goes to m.
+@inline fn write_split() {
+    let at = (((batch * p.heads + h0) * p.rows + r0) * p.splits + p.part0 + split) * WIDTH;
+    for (var c = 0u; c < TURNS; c++) {
+        @inline store_columns(acc, ON);
+        @unroll for (var h = 0u; h < EACH; h++) {
+            let line = lane / PER + h * STEP;
+            for (var x = lane % PER; x < KEYS / 4u; x += PER) {
+                var y = scores[subgroup][line * SS + x];
+                @if(IN != 1u) y = y * power_of_two(select(127u, 191u - MOST_SUM, huge_row[h]) - UP);
+                if (r0 + subgroup * M + line <= last && c * (KEYS / 4u) + x < COLUMNS / 4u) {
+                    state[at + (subgroup * M + line) * p.splits * WIDTH + c * (KEYS / 4u) + x] = y;
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+    @unroll for (var h = 0u; h < EACH; h++) {
+        let line = subgroup * M + lane / PER + h * STEP;
+        var sum = l[h];
+        @unroll for (var y = 0u; y < HALVINGS; y++) { sum += subgroupShuffleXor(sum, 1u << y); }
+        @if(IN != 1u) if (huge_row[h]) {
+            sum = sum * power_of_two(127u - MOST_SUM);
+            m[h] = m[h] + f32(MOST_SUM);
+        }
+        if (lane % PER == 0u && r0 + line <= last) {
+            state[at + line * p.splits * WIDTH + WIDTH - 5u].x = sum;
+            state[at + line * p.splits * WIDTH + WIDTH - 1u].x = m[h];
+        }
+    }
+}
+
 // vote sets called to what any thread of the workgroup wants. It is a barrier.
 @inline fn vote() {
     turn = 4u - turn;
@@ -360,19 +408,13 @@ var<workgroup> calls: array<atomic<u32>, 8>;
 // skip_tiles moves $tile to the next one of which the block mask shows a pair.
 @inline fn skip_tiles($tile) {
     @if(PAIRED == 1u) if ((p.flags & HAS_BLOCKS) != 0u) {
-        while ($tile < end && blocks_seen(batch, head, r0, TY * M, u32($tile), KEYS, u32(end)) == 0u) { $tile += i32(KEYS); }
+        @if(SPLIT == 0u) while ($tile < end && blocks_seen(batch, head, r0, TY * M, u32($tile), KEYS, u32(end)) == 0u) { $tile += i32(KEYS); }
+        @else while ($tile < end && !tile_seen(batch, h0, r0, last, u32($tile), KEYS, u32(end))) { $tile += i32(KEYS); }
     }
 }
 
-@main(THREADS) {
-    let r0 = block_of(id / p.batch_heads) * (TY * M);
-    let head = (id % p.batch_heads) % p.heads;
-    let batch = (id % p.batch_heads) / p.heads;
-    @inline heads(batch, head, kv_head);
-    @if(PACKED == 1u) if (r0 >= rows) { return; }
-
-    let state_at = id * AREA;
-
+// attend goes through the keys from begin to end.
+@inline fn attend() {
     @each($x $T: top u32, odd_row bool, huge_row bool) @if(IN != 1u) var $x: array<$T, EACH>;
     @if(IN != 1u) { @inline row_tops(); }
     var query: array<Left, PARTS * QI>;
@@ -383,8 +425,7 @@ var<workgroup> calls: array<atomic<u32>, 8>;
         m[h] = LOWEST;
         l[h] = 0.0;
     }
-    if ((p.flags & GO_ON) != 0u) { @inline load_state_matrices(); }
-    @inline visible_keys();
+    @if(SPLIT == 0u) if ((p.flags & GO_ON) != 0u) { @inline load_state_matrices(); }
     var paired = false;
     @if(PAIRED == 1u) paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
     @if(MOD == 1u) paired = true;
@@ -433,10 +474,31 @@ var<workgroup> calls: array<atomic<u32>, 8>;
         @inline output_products();
         tile = next;
     }
+}
+
+@if(SPLIT == 0u) @main(THREADS) {
+    let r0 = block_of(id / p.batch_heads) * (TY * M);
+    let head = (id % p.batch_heads) % p.heads;
+    let batch = (id % p.batch_heads) / p.heads;
+    @inline heads(batch, head, kv_head);
+    @if(PACKED == 1u) if (r0 >= rows) { return; }
+
+    let state_at = id * AREA;
+    @inline visible_keys();
+    @inline attend();
     if ((p.flags & LEAVE) != 0u) {
         @inline save_state_matrices();
         return;
     }
     @inline row_totals();
     @inline write_rows();
+} @else @main(THREADS) {
+    @inline rows_of_split(batch, r0, (TY * M));
+    @inline keys_of_split(batch, r0);
+    @if(LISTED == 0u) if (begin >= end) { return; } // else there may be a count, see decode.wgsl
+    let keys = u32(end) - p.key0;
+    let q_at = p.q.base + batch * p.q.b + h0 * p.q.h;
+    @each($x: k, v) let $x_at = p.$x.base + $x_batch + kh * p.$x.h;
+    @inline attend();
+    @inline write_split();
 }

@@ -106,7 +106,7 @@ type Flash struct {
 	Split  int // keys of a split
 }
 
-// Matrix is the prefill kernel on matrix units, whose workgroups have TY subgroups of Lanes threads.
+// Matrix is the kernel of prefill on matrix units, or with Split of the first half of decoding, whose workgroups have TY subgroups of Lanes threads.
 type Matrix struct {
 	In, KV Type // of q; of k and v, the same: F16, BF16 or F32
 	Paged  bool // k and v are pools of pages
@@ -123,6 +123,7 @@ type Matrix struct {
 	Lanes          int // of a subgroup
 	TY             int // subgroups of a workgroup, with M rows each
 	Keys           int // of a tile, a multiple of N, K and of four for each lane of a row
+	Split          int // keys of a workgroup, a multiple of Keys, up to 256; 0: all
 	Depth, Columns int // D, a multiple of K, and Dv, a multiple of N, both multiples of 4
 }
 

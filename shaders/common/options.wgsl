@@ -65,6 +65,23 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, 
     return some + all;
 }
 
+// tile_seen reports whether the block mask shows any of so many keys of a tile up to end to any of the rows first to last
+// that read a key head. It returns true when there are too many mask blocks to read. h0 is the first query head
+// of the key head.
+fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, keys: u32, end: u32) -> bool {
+    if (LISTED == 1u || (p.flags & HAS_BLOCKS) == 0u) { return true; }
+    let k0 = tile / p.block_k;
+    let nk = (min(tile + keys, end) - 1u) / p.block_k - k0 + 1u;
+    if ((last - first + 1u) * nk > MOST_BLOCKS) { return true; }
+    var any = 0u;
+    for (var n = 0u; n < (last - first + 1u) * nk; n++) {
+        let row = first + n / nk;
+        any = any | block(p.blocked.base + b * p.blocked.b + (h0 + row / p.rows) * p.blocked.h
+            + (p.row0 + row % p.rows) / p.block_q * p.blocked.s + (k0 + n % nk) * p.blocked.d);
+    }
+    return any != 0u;
+}
+
 // bounded clamps a finite bias to the number with the bits limit, which keeps log2(e) times a sum of biases
 // finite. It compares bits, because a compiler may assume that no comparison meets a NaN.
 fn bounded(x: f32, limit: u32) -> f32 {

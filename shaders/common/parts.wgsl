@@ -32,6 +32,39 @@
     let end = min(sees_to, i32(p.key0 + p.keys));
 }
 
+// rows_of_split declares the split of the keys that a workgroup of decoding computes, and its rows $first to last, $COUNT at most, of
+// those that read key head kh of batch $b. They are numbered head by head, from head h0 of the box on.
+@inline fn rows_of_split($b, $first, $COUNT) {
+    let $first = (id % p.blocks) * $COUNT;
+    let split = (id / p.blocks) % p.parts;
+    let kh = (id / p.blocks / p.parts) % p.kv_heads;
+    let $b = id / p.blocks / p.parts / p.kv_heads;
+    let number = p.head0 / p.group + kh;
+    let h0 = max(number * p.group, p.head0) - p.head0;
+    let h1 = min((number + 1u) * p.group, p.head0 + p.heads) - p.head0;
+    let rows = (h1 - h0) * p.rows;
+    if ($first >= rows) { return; }
+    let last = min($first + $COUNT, rows) - 1u;
+    @each($x: k, v) let $x_batch = select($b * p.$x.b, 0u, PAGED == 1u);
+}
+
+// keys_of_split declares the keys of the split that any of the rows sees, begin to end, and those that all of them see,
+// all_from to all_to.
+@inline fn keys_of_split($b, $first) {
+    let several = $first / p.rows != last / p.rows;
+    let row_first = select($first % p.rows, 0u, several);
+    let row_last = select(last % p.rows, p.rows - 1u, several);
+    let offset = offset_of($b);
+    let i_first = i32(p.row0 + row_first) + offset;
+    let i_last = i32(p.row0 + row_last) + offset;
+    let split_key = p.key0 + split * SPLIT;
+    let cap = key_end($b, p.key0 + p.keys);
+    let begin = max(i_first + p.lo, i32(split_key));
+    let end = min(min(i_last + p.hi, cap), i32(split_key + SPLIT));
+    let all_from = i_last + p.lo;
+    let all_to = min(i_first + p.hi, cap);
+}
+
 // add_sink adds the sink of $head to the sum of a row with the maximum $m, in units of log 2, and declares scale, the
 // factor of the output that is not that of the sum.
 @inline fn add_sink($sum, $m, $head) {

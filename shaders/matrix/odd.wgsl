@@ -104,7 +104,7 @@ fn only_finite(x: vec4<u32>) -> vec4<u32> {
 @inline fn row_tops() {
     @unroll for (var h = 0u; h < EACH; h++) {
         let line = subgroup * M + lane / PER + h * STEP;
-        let i = q_at + min(r0 + line, rows - 1u) * p.q.s;
+        let i = row_of_q(q_at, r0 + line, rows);
         var most = vec4<u32>(0u);
         for (var d = 0u; d < DEPTH; d += 4u) { most = max(most, magnitude(value_q(stored_q(i, d, p.dim, p.q.d)))); }
         top[h] = clamp(max(max(most.x, most.y), max(most.z, most.w)) >> 23u, 1u, 254u);
@@ -126,7 +126,7 @@ fn only_finite(x: vec4<u32>) -> vec4<u32> {
             for (var r = 0u; r < 4u; r++) {
                 let key = 4u * (lane % PER + g * PER) + r;
                 if (((own >> key) & 1u) != 0u) {
-                    s[g][r] = product_of(q_at + min(row, rows - 1u) * p.q.s, k_row(k_at, batch, min(j0 + key, keys - 1u)));
+                    s[g][r] = product_of(row_of_q(q_at, number, rows), k_row(k_at, batch, min(j0 + key, keys - 1u)));
                 }
             }
         }

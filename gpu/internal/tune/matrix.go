@@ -96,6 +96,31 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 		k.M, k.N, k.K, dim, s.ValueDim, s.Limits.Threads, s.Limits.Memory)
 }
 
+const (
+	matrixSplit = 256 // keys of a workgroup of decoding
+	// loadWords is the most registers of a thread of decoding that hold keys and values on their way.
+	loadWords = 64
+)
+
+// Decode returns the kernel of a split of the keys, whose workgroups are one subgroup: many run at once. It has as many keys a tile as
+// loads ahead have registers. Bits depend on heads, the type and the device alone.
+func (m Matrices) Decode(s Shape, dim int) (k shaders.Matrix, whyNot string) {
+	s.SeqQ = 1
+	if k, whyNot = m.Kernel(s, dim); whyNot != "" {
+		return k, whyNot
+	}
+	if s.In == backend.F32 {
+		return k, "matrices decode f16 and bf16"
+	}
+	k.Split = matrixSplit
+	least, words := max(k.N, k.K, 4*max(k.Lanes/k.M, 1)), (k.Depth+k.Columns)/2
+	for k.Keys = 32; k.Keys > least && (s.Software || k.Keys*words > loadWords*k.Lanes || shaders.Describe(k).WorkgroupMemory > s.Limits.Memory); {
+		k.Keys /= 2
+	}
+	k.Ahead = k.Ahead && k.Keys*words <= loadWords*k.Lanes
+	return k, ""
+}
+
 const maxGradientDim = 128 // of gradients on matrix units
 
 // Gradient returns the kernel of gradients on matrix units for heads of dim and valueDim elements of f16, without what depends on

@@ -23,21 +23,22 @@ func TestMatrices(t *testing.T) {
 		dim, dv, rows int
 		software      bool
 		want, whyNot  string // MxNxK, subgroups x keys, depth and columns
+		few           string // subgroups x keys of decoding
 	}{
-		{"16 keys for small heads", backend.F16, nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 8x16, 64 64", ""},
-		{"32 for others", backend.F16, nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x32, 128 128", ""},
-		{"few keys for large heads", backend.F16, nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x16, 256 256", ""},
-		{"16 KiB", backend.F16, nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 4x16, 64 64", ""},
-		{"odd heads are padded", backend.F16, nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 8x16, 48 32", ""},
-		{"few rows", backend.F16, nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x32, 128 128", ""},
-		{"eight rows a matrix", backend.F16, intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x32, 64 80", ""},
-		{"a software driver", backend.F16, mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x8, 64 64", ""},
-		{"no matrices", backend.F16, nil, 32, 48 << 10, 64, 64, 4096, false, "", "lists no products"},
-		{"subgroups of two sizes", backend.F16, nvidia, 0, 48 << 10, 64, 64, 4096, false, "", "8 to 32 lanes"},
-		{"heads over 256", backend.F16, nvidia, 32, 48 << 10, 257, 64, 4096, false, "", "up to 256"},
-		{"f32: 16 keys", backend.F32, nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x16, 128 128", ""},
-		{"f32: heads over 128", backend.F32, nvidia, 32, 48 << 10, 64, 129, 4096, false, "", "up to 128 elements of f32"},
-		{"no memory", backend.F16, nvidia, 32, 2 << 10, 128, 128, 4096, false, "", "fit no workgroup"},
+		{"16 keys for small heads", backend.F16, nvidia, 32, 48 << 10, 64, 64, 4096, false, "16x16x16, 8x16, 64 64", "", "1x32"},
+		{"32 for others", backend.F16, nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x32, 128 128", "", "1x16"},
+		{"few keys for large heads", backend.F16, nvidia, 32, 48 << 10, 256, 256, 4096, false, "16x16x16, 8x16, 256 256", "", "1x16"},
+		{"16 KiB", backend.F16, nvidia, 32, 16 << 10, 64, 64, 4096, false, "16x16x16, 4x16, 64 64", "", "1x32"},
+		{"odd heads are padded", backend.F16, nvidia, 32, 48 << 10, 33, 31, 4096, false, "16x16x16, 8x16, 48 32", "", "1x32"},
+		{"few rows", backend.F16, nvidia, 32, 48 << 10, 128, 128, 20, false, "16x16x16, 1x32, 128 128", "", "1x16"},
+		{"eight rows a matrix", backend.F16, intel, 16, 32 << 10, 64, 80, 4096, false, "8x16x16, 8x32, 64 80", "", "1x16"},
+		{"a software driver", backend.F16, mesa, 8, 32 << 10, 64, 64, 4096, true, "8x8x8, 16x8, 64 64", "", "1x8"},
+		{"no matrices", backend.F16, nil, 32, 48 << 10, 64, 64, 4096, false, "", "lists no products", ""},
+		{"subgroups of two sizes", backend.F16, nvidia, 0, 48 << 10, 64, 64, 4096, false, "", "8 to 32 lanes", ""},
+		{"heads over 256", backend.F16, nvidia, 32, 48 << 10, 257, 64, 4096, false, "", "up to 256", ""},
+		{"f32: 16 keys", backend.F32, nvidia, 32, 48 << 10, 128, 128, 4096, false, "16x16x16, 8x16, 128 128", "", ""},
+		{"f32: heads over 128", backend.F32, nvidia, 32, 48 << 10, 64, 129, 4096, false, "", "up to 128 elements of f32", ""},
+		{"no memory", backend.F16, nvidia, 32, 2 << 10, 128, 128, 4096, false, "", "fit no workgroup", ""},
 	} {
 		f := port.Features{F16: true, SubgroupMin: c.lanes, SubgroupMax: c.lanes}
 		if c.lanes == 0 {
@@ -61,6 +62,10 @@ func TestMatrices(t *testing.T) {
 		}
 		if d := shaders.Describe(k); d.WorkgroupMemory > c.memory || d.Threads != k.TY*k.Lanes || d.Threads > 256 {
 			t.Errorf("%s: %d bytes, %d threads", c.name, d.WorkgroupMemory, d.Threads)
+		}
+		if one, _ := m.Decode(s, c.dim); c.of == backend.F16 && fmt.Sprintf("%dx%d", one.TY, one.Keys) != c.few || one.Ahead && one.Keys*(one.Depth+one.Columns) > 128*one.Lanes || one.Split%max(one.Keys, 1) != 0 ||
+			shaders.Describe(one).WorkgroupMemory > c.memory || one.M != k.M {
+			t.Errorf("%s: decoding takes %+v", c.name, one)
 		}
 		if full := c.dim == k.Depth && c.dv == k.Columns; k.Full != full || k.Ahead == c.software {
 			t.Errorf("%s: %+v", c.name, k)
