@@ -5,7 +5,7 @@
 #                                          apt-get Dawn and its libraries; DIR/pack.tgz has all of it, under 64 MiB
 #     sh bench/gpu.sh run DIR OUT [TIME]   where the GPU is: about TIME seconds (600), what they print goes to OUT
 #
-# Matrix units come first, with Dawn: tests of 90 seconds, then prefill in f16, bf16 and f32, and the machine code that
+# Matrix units come first, with Dawn: tests of 120 seconds, then decoding in f16 and bf16, prefill in these and f32, and the machine code that
 # the driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`, next to PyTorch
 # where node and a PyTorch with CUDA are installed, and runs the conformance suite on both linked providers with the time
 # that is left. Drivers compile for seconds: the suite takes 16 processors several minutes. A line at the end counts what
@@ -74,8 +74,8 @@ if [ -e "$programs/dawn" ]; then
 			"$programs/dawn:/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64" "$programs/$program" "$@"
 	}
 	dawn 30 devices-dawn attn devices
-	dawn 90 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/(b?f16|f32)'
-	dawn 150 matrices gpu-go-webgpu.test -test.run '^$' -test.bench Matrices -test.benchtime 2x
+	dawn 120 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/(b?f16|f32)'
+	dawn 180 matrices gpu-go-webgpu.test -test.run '^$' -test.bench Matrices -test.benchtime 2x
 	if [ -e "$out/GLCache" ]; then tar -C "$out" -czf "$out/machine-code.tgz" GLCache && rm -r "$out/GLCache"; fi
 fi
 within 30 devices "$programs/attn" devices

@@ -65,16 +65,41 @@ func (x *timer) measure(name string, operations, bytes float64, op *queue.Op) {
 	})
 }
 
-// BenchmarkMatrices measures prefill and a layer on matrix units, by rule and prefill with other workgroups, as a share of what a loop of products of
-// matrices reaches.
+// BenchmarkMatrices measures decoding, prefill and a layer on matrix units, by rule and with other workgroups. Decoding shows the bytes a second of what it
+// reads and writes, next to the kernel of float32 products; others show the share of what a loop of products of matrices reaches.
 func BenchmarkMatrices(b *testing.B) {
 	be := openMatrices(b, Options{Tune: TuneOff})
 	x := &timer{B: b, be: be}
 	peak := must.Get(be.MatrixFLOPS(b.Context()))(b)
 	b.Logf("products of matrices: %.4g TFLOP/s", peak/1e12)
-	sizes, all := []int{4096, 16384}, []int{8, 4, 2}
+	sizes, all, keys := []int{4096, 16384}, []int{8, 4, 2}, 65536
 	if be.info.Type == backend.CPU {
-		sizes, all = []int{128}, nil
+		sizes, all, keys = []int{128}, nil, 1024
+	}
+	x.peak = peak
+	for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+		for _, seq := range []int{4, 1} {
+			q := x.heads(dtype, 32, seq, 128)
+			c := &backend.Call{Q: q, K: x.heads(dtype, 8, keys, 128), V: x.heads(dtype, 8, keys, 128), O: q, Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}}
+			decode := func(name string, low bool, change func(k *shaders.Matrix)) {
+				c.LowPrecision = low
+				d := must.Get(be.newDecode(c))(b)
+				if k, ok := d.splits.(shaders.Matrix); ok {
+					change(&k)
+					d.splits, d.tiling.Split, d.cutter.Granule = k, k.Split, k.Split
+					d.merge = shaders.SplitMerge{Split: k.Split, TX: 1, Quads: k.Columns / 4}
+					name = fmt.Sprintf("KEYS=%d/SPLIT=%d/ahead=%t", k.Keys, k.Split, k.Ahead)
+				}
+				x.measure(fmt.Sprintf("decode/%v/H=32,8/rows=%d/S=%d/D=128/%s", dtype, 4*seq, keys, name), 0, float64(backend.NewPlan(c).Bytes), d.op())
+			}
+			decode("", true, func(*shaders.Matrix) {})
+			if decode("float32 products", false, nil); dtype == backend.F16 && all != nil {
+				decode("", true, func(k *shaders.Matrix) { k.Keys, k.Ahead = 32, true })
+				decode("", true, func(k *shaders.Matrix) { k.Keys, k.Ahead = 32, false })
+				decode("", true, func(k *shaders.Matrix) { k.Split = 512 })
+				decode("", true, func(k *shaders.Matrix) { k.Split = 1024 })
+			}
+		}
 	}
 	prefill := func(dtype backend.DType, dim, seq, right int, name string, change func(k *shaders.Matrix)) {
 		t := func() backend.Tensor { return x.heads(dtype, 16, seq, dim) }

@@ -96,11 +96,13 @@ func (x *fewRows) worst(o, lse []float32) (worst float64) {
 // TestMatrixDecode: decoding on matrix units is within the bound of low precision, and mistakes are not.
 func TestMatrixDecode(t *testing.T) {
 	type mutant struct{ name, old, new string }
+	as := backend.CPU // whose kernels have small tiles
 	run := func(dtype backend.DType, masked, wild bool, m mutant) {
 		b := openMatrices(t, Options{})
 		port := &mutated{Device: b.dev.Port, kernel: "matrix ", edit: strings.NewReplacer(m.old, m.new).Replace}
 		b = must.Get(newBackend(port, b.info, Options{}))(t)
 		defer b.Close()
+		b.info.Type = as
 		x := newFewRows(t, b, dtype, masked, wild)
 		got, plan := onMatrices(t, b, x.Call)
 		if !strings.Contains(plan.Path, "decode") || m.old != "" && !port.edited {
@@ -116,6 +118,9 @@ func TestMatrixDecode(t *testing.T) {
 		run(dtype, false, false, mutant{name: "the kernel itself"})
 		run(dtype, true, true, mutant{name: "hidden NaN, a visible infinity"})
 	}
+	as = backend.Discrete
+	run(backend.BF16, true, false, mutant{name: "large tiles, loads ahead"})
+	as = backend.CPU
 	for _, m := range []mutant{
 		{"queries are those of the first head", "row / p.rows * p.q.h", "0u"},
 		{"positions are those of the first row", "min(i + p.hi, cap)", "min(offset + p.hi, cap)"},
@@ -161,5 +166,12 @@ func TestMatrixDecodeAlone(t *testing.T) {
 			sameRow(t, fmt.Sprint(at, h, " lse"), got[1][h:h+1], all[1][n:n+1])
 		}
 	}
+	padded := func(s backend.Tensor, of []float32) backend.Tensor { // rows at odd elements
+		x := upload(t, b, host(t, backend.Shape{2, 2, fewKeys, fewDim + 1}, func(i int) float32 { return of[i/(fewDim+1)*fewDim+min(i%(fewDim+1), fewDim-1)] }))
+		return slice(copied(t, b, s.DType(), x), backend.Dim, 0, fewDim)
+	}
+	x.K, x.V = padded(x.K, x.k), padded(x.V, x.v)
+	got, _ := onMatrices(t, b, x.Call)
+	sameRow(t, "padded", got[0], all[0])
 	check(t, b.Warmup(context.Background(), false, x.Call))
 }

@@ -437,7 +437,13 @@ fn row_of_q(q_at: u32, number: u32, rows: u32) -> u32 {
     var called = vec4<u32>();
     var turn = 0u;
     if (tile < end) {
-        @inline move_k(u32(tile) - p.key0);
+        let j = u32(tile) - p.key0;
+        @if(AHEAD * SPLIT == 0u) { @inline move_k(j); }
+        @else { // all at once, as a split has few tiles
+            var first: array<vec4<u32>, KN>;
+            @unroll for (var n = 0u; n < KN; n++) { @inline load_k(first[n], j); }
+            @unroll for (var n = 0u; n < KN; n++) { @inline stage_k(first[n]); }
+        }
     }
     @if(IN != 1u) {
         @unroll for (var h = 0u; h < EACH; h++) { wants.z |= select(0u, 1u, huge_row[h]); }

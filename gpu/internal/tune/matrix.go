@@ -97,7 +97,8 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 }
 
 const (
-	matrixSplit = 256 // keys of a workgroup of decoding
+	maxDecodeDim = 128 // of decoding: a subgroup has no registers for more
+	matrixSplit  = 256 // keys of a workgroup of decoding
 	// loadWords is the most registers of a thread of decoding that hold keys and values on their way.
 	loadWords = 64
 )
@@ -109,8 +110,8 @@ func (m Matrices) Decode(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 	if k, whyNot = m.Kernel(s, dim); whyNot != "" {
 		return k, whyNot
 	}
-	if s.In == backend.F32 {
-		return k, "matrices decode f16 and bf16"
+	if s.In == backend.F32 || max(dim, s.ValueDim) > maxDecodeDim {
+		return k, fmt.Sprintf("matrices decode heads of up to %d elements of f16 and bf16", maxDecodeDim)
 	}
 	k.Split = matrixSplit
 	least, words := max(k.N, k.K, 4*max(k.Lanes/k.M, 1)), (k.Depth+k.Columns)/2
