@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels/kernelstest"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
@@ -141,6 +142,13 @@ func TestMatrixDecode(t *testing.T) {
 	} {
 		run(backend.BF16, false, false, m)
 	}
+}
+
+// TestConformanceOfFewRows runs low precision with every call on the decode path, on matrix units where heads have up to 128 elements.
+func TestConformanceOfFewRows(t *testing.T) {
+	openMatrices(t, Options{})
+	kernelstest.Run(t, kernelstest.Harness{Extent: kernelstest.Extent{Only: []string{"LowPrecision"}},
+		Open: func(t testing.TB) backend.Backend { return openMatrices(t, Options{decodeRows: everyRow}) }})
 }
 
 // TestMatrixDecodeAlone: the bits of a row do not depend on other rows, heads and batches, nor on where its split begins in the chunk.
