@@ -183,3 +183,29 @@ func TestMatrixDecodeAlone(t *testing.T) {
 	sameRow(t, "padded", got[0], all[0])
 	check(t, b.Warmup(context.Background(), false, x.Call))
 }
+
+// TestMatrixDecodeState: what an earlier call has left in the state changes nothing, also where listed keys end before the last split.
+func TestMatrixDecodeState(t *testing.T) {
+	b := openMatrices(t, Options{})
+	x := newFewRows(t, b, backend.F16, false, false)
+	nan := tensor(t, b, backend.F16, x.K.Shape(), func(int) float32 { return float32(math.NaN()) })
+	listed := *x.Call
+	listed.Q, listed.Visible = must.Get(x.Q.Slice(backend.Seq, 0, 1))(t), backend.Everything()
+	listed.O, listed.LSE = alloc(t, b, backend.F32, listed.Q.Shape()), alloc(t, b, backend.F32, backend.Shape{2, fewHeads, 1, 1})
+	lists := make([]int32, 2*fewKeys)
+	for i := range lists {
+		if lists[i] = int32(i % fewKeys); i >= fewKeys+100 {
+			lists[i] = -1
+		}
+	}
+	listed.Lists = upload(t, b, must.Get(backend.Host(lists, backend.I32, backend.Shape{2, 1, 1, fewKeys}))(t))
+	for name, c := range map[string]*backend.Call{"rows": x.Call, "listed keys": &listed} {
+		want, _ := onMatrices(t, b, c)
+		before := *c
+		before.K, before.V, before.LowPrecision, before.Lists, before.Visible = nan, nan, false, backend.Tensor{}, backend.Everything()
+		check(t, b.Attention(t.Context(), &before))
+		got, _ := onMatrices(t, b, c)
+		sameRow(t, name, got[0], want[0])
+		sameRow(t, name+" lse", got[1], want[1])
+	}
+}
