@@ -323,6 +323,15 @@ func TestMatrixLinear(t *testing.T) {
 			}
 			return x
 		}},
+		{"decays that grow, after values of 0", true, true, func(name string, token, _ int, x float32) float32 {
+			switch {
+			case name == "decay" && token < 16:
+				return 2
+			case name == "v" && token < 15:
+				return 0
+			}
+			return x
+		}},
 		{"queries of 2^100", true, true, of("q", at(20, pow(100)))},
 		{"keys of 2^70", false, true, of("k", at(20, pow(70)))},
 		{"infinite values", true, true, of("v", at(20, float32(math.Inf(1))))},

@@ -15,7 +15,8 @@
 // two of its key, which d has.
 //
 // Chunks that this does not suit are computed token after token: those with a number that is not finite, as 0·NaN would reach other tokens,
-// or above 2^60, and those in which a column of the state, or what is left of it, is below 2^-16 of a d of the chunk.
+// or above 2^60, those in which a column of the state, or what is left of it, is below 2^-16 of a d of the chunk, and those with an
+// E_ij above 2^16.
 //
 // Workgroup memory: tile 384·STRIDE bytes, part 4.5 KiB, values 1 KiB, rows 256·ROWS bytes, and 712 bytes. That is 32 KiB for K = 128.
 
@@ -131,6 +132,7 @@ fn split(at: u32, low: u32, x: vec4<f32>, factor: f32) {
         let at = i * WIDTH + j;
         var f = 0.0;
         if (j <= i) { f = faded(j + 1u, i + 1u); }
+        if (i < n && f > 65536.0) { odd = 1u; }
         let x = f * (part[at + 16u * WIDTH] * down_of(16u + i));
         part[at + 16u * WIDTH] = x;
         atomicMax(&tops[48u + i], greatest(vec4<f32>(x)));
