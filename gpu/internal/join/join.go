@@ -87,11 +87,27 @@ func Units(calls []*backend.Call, decodes, keeps func(c *backend.Call) bool) (al
 				}
 			}
 		}
-		if x, ok := join(prompts, false); ok {
-			all = append(all, x)
-		} else {
-			all = append(all, Alone(prompts)...)
+		for _, some := range similar(prompts) {
+			if x, ok := join(some, false); ok {
+				all = append(all, x)
+			} else {
+				all = append(all, Alone(some)...)
+			}
 		}
+	}
+	return all
+}
+
+// similar divides calls, which it sorts: each batch of a call has the workgroups of the longest, and at most three of four have no rows.
+func similar(calls []*backend.Call) (all [][]*backend.Call) {
+	blocks := func(n int) int { return (calls[n].Dims().SeqQ + 31) / 32 } // of the fewest rows of a workgroup
+	slices.SortStableFunc(calls, func(x, y *backend.Call) int { return y.Dims().SeqQ - x.Dims().SeqQ })
+	for len(calls) > 0 {
+		n, sum := 1, blocks(0)
+		for ; n < len(calls) && (n+1)*blocks(0) <= 4*(sum+blocks(n)); n++ {
+			sum += blocks(n)
+		}
+		all, calls = append(all, calls[:n]), calls[n:]
 	}
 	return all
 }

@@ -31,6 +31,7 @@ func TestUnits(t *testing.T) {
 				}
 			}
 		}, 2, true},
+		{"a long prompt among short ones", []int{20, 25, 20, 25, 700, 20, 25, 20, 25}, nil, 2, true},
 		{"equal rows, keys that do not count", equal, func(i int, c *backend.Call) { c.Visible.KLen = []int{9 + i} }, 1, false},
 		{"places of their own", equal, func(i int, c *backend.Call) { c.Visible.Offset = i * i }, 1, false},
 		{"another window", equal, func(i int, c *backend.Call) { c.Visible.Left = 5 + i/2 }, 2, false},
