@@ -180,8 +180,8 @@ func (t Tensor) CheckDType(name string, dtypes ...DType) error {
 	case t.IsZero():
 		return fmt.Errorf("%s is missing (the zero Tensor): %w", name, ErrShape)
 	case !slices.Contains(dtypes, t.dtype):
-		// Clone keeps the variadic slice of successful calls on the stack.
-		return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.dtype, slices.Clone(dtypes), ErrDType)
+		// Clone keeps the variadic slice of successful calls on the stack. An output's may list the dtype of q twice.
+		return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.dtype, slices.Compact(slices.Clone(dtypes)), ErrDType)
 	}
 	return nil
 }

@@ -132,6 +132,10 @@ func (c *Call) addSequences() error {
 	err := cmp.Or(checkSequences(opt.CuQ, d.Batch, d.SeqQ, "rows"), opt.checkLengths(n, d.Heads, "sequences"))
 	if opt.Pages == nil {
 		err = cmp.Or(err, checkCumulative("cuK", opt.CuK, d.SeqK, "keys"))
+	} else if err == nil { // Keys, by the longest row; sequences check their own
+		longest := slices.MaxFunc(opt.Pages.Table, func(x, y []int32) int { return len(x) - len(y) })
+		whole := backend.Problem{Visible: backend.Visibility{KLen: []int{0}}}
+		err = (&backend.Call{Q: c.q, K: c.k, V: c.v, Problem: whole, Pages: &backend.Pages{Table: [][]int32{longest}, Keys: d.SeqK}}).CheckPages()
 	}
 	if err != nil {
 		return err

@@ -83,6 +83,7 @@ func TestAttentionRefuses(t *testing.T) {
 		{"align", q, k, v, Options{Align: 2}, ErrOption, "align is 2"},
 		{"offset", q, k, v, Options{Offset: []int{1 << 31}}, ErrOption, "offset[0] is 2147483648"},
 		{"pages of packed rows with cuK", meta(t, f32, 1, 4, 8, 16), k, v, Options{CuQ: []int{0, 8}, CuK: []int{0, 9}, Pages: &Pages{Table: [][]int32{{0}}, Keys: 9}}, ErrOption, "cuK is set with pages"},
+		{"keys of packed rows beyond the pages", meta(t, f32, 1, 4, 8, 16), k, v, Options{CuQ: []int{0, 8}, KLen: []int{1}, Pages: &Pages{Table: [][]int32{{0}}, Keys: 1 << 40}}, ErrShape, "pages: there are 1099511627776 keys"},
 		{"pages of another number of sequences", meta(t, f32, 1, 4, 8, 16), k, v, Options{CuQ: []int{0, 8}, Pages: &Pages{Keys: 9}}, ErrShape, "the table has 0 rows, cuQ has 1 sequences"},
 		{"offsets of batches", q, k, v, Options{Offset: []int{0, 1 << 29}}, ErrOption, "offset[1] is 536870912, it must lie within ±268435456"},
 		{"klen count", q, k, v, Options{KLen: []int{1}}, ErrShape, "klen has 1 elements, it must have 2, the number of batches"},
