@@ -98,7 +98,8 @@ func Units(calls []*backend.Call, decodes, keeps func(c *backend.Call) bool) (al
 	return all
 }
 
-// similar divides calls, which it sorts: each batch of a call has the workgroups of the longest, and at most three of four have no rows.
+// similar sorts calls by their rows and divides them. Each has as many workgroups as the longest in its part: at most three of
+// four are empty.
 func similar(calls []*backend.Call) (all [][]*backend.Call) {
 	blocks := func(n int) int { return (calls[n].Dims().SeqQ + 31) / 32 } // of the fewest rows of a workgroup
 	slices.SortStableFunc(calls, func(x, y *backend.Call) int { return y.Dims().SeqQ - x.Dims().SeqQ })
