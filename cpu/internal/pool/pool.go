@@ -187,7 +187,9 @@ func (c *crew) work(t *Turn) (err error) {
 			err = c.job.Task(t, w, n)
 		}
 	}
-	w.giveBack() // not after a panic: it may be in use
+	if cap(w.arena) <= keptFloats { // not after a panic: it may be in use
+		scratches.Put(w)
+	}
 	return err
 }
 

@@ -328,7 +328,7 @@ func TestCloseNextToOpen(t *testing.T) {
 func TestScratchAligned(t *testing.T) {
 	w := scratches.Get().(*Scratch)
 	must.Do(t, w.Grow(1000))
-	defer w.giveBack()
+	defer scratches.Put(w)
 	var sizes = []int{1, 64, 3, 0, 128, 7, 500}
 	var slices [][]float32
 	for _, n := range sizes {

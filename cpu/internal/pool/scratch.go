@@ -36,12 +36,6 @@ const AlignFloats = 48 * 16
 // the need of head sizes up to 256. A larger one is left to the garbage collector.
 const keptFloats = 1 << 20
 
-func (w *Scratch) giveBack() {
-	if cap(w.arena) <= keptFloats {
-		scratches.Put(w)
-	}
-}
-
 // Floats returns n floats with unspecified contents on a 64 byte boundary, which no other
 // slice since Reset has. For n = 0 the slice is empty.
 func (w *Scratch) Floats(n int) []float32 {
