@@ -22,22 +22,23 @@ import (
 // Kᵀ, see reference.
 func (r *room) chunkOf(t, n, ref int) {
 	lk, w, columns := r.lk, r.columns.Width, r.keys
-	switch {
-	case r.channels:
+	if !r.inStrips { // the first chunk
+		r.toStrips(0, r.dk, r.s, r.ls)
+		r.inStrips = true
+		tile.Fill(r.mask, 1)
+	}
+	if r.channels {
 		r.channelDecays(n, ref)
 		columns = r.p
-		fallthrough
-	case r.decays.IsZero():
-		if !r.inStrips { // the first chunk
-			tile.Fill(r.mask, 1)
-		}
-	default:
+	} else if !r.decays.IsZero() {
 		r.tokenDecays(n)
 	}
 	clear(columns[n*lk : tile.RoundUp(n, r.tokens.Width)*lk])
 	r.turn(columns, n)
-	r.toStrips()
-	r.values(n)
+	if r.delta() {
+		r.scaleRows(r.d, r.lv, n, r.lv, r.beta) // β·V
+	}
+	r.toStrips(r.dk, n, r.d, r.lv)
 	if r.delta() {
 		r.solve(n)
 	}
@@ -75,12 +76,11 @@ func (r *room) eachStrip(i int, row []float32, do func(strip, row []float32)) {
 	}
 }
 
-// toStrips moves the state to the strips, unless it is there.
-func (r *room) toStrips() {
-	for i := 0; i < r.dk && !r.inStrips; i++ {
-		r.eachStrip(i, r.s[i*r.ls:][:r.lv], func(strip, row []float32) { clear(strip[copy(strip, row):]) })
+// toStrips copies n rows of lv elements, ld apart, to the strips from row to on.
+func (r *room) toStrips(to, n int, rows []float32, ld int) {
+	for i := range n {
+		r.eachStrip(to+i, rows[i*ld:][:r.lv], func(strip, row []float32) { clear(strip[copy(strip, row):]) })
 	}
-	r.inStrips = true
 }
 
 // toRows moves the state back.
@@ -89,16 +89,6 @@ func (r *room) toRows() {
 		r.eachStrip(i, r.s[i*r.ls:][:r.lv], func(strip, row []float32) { copy(row, strip) })
 	}
 	r.inStrips = false
-}
-
-// values sets D to V, or to β·V.
-func (r *room) values(n int) {
-	if r.delta() {
-		r.scaleRows(r.d, r.lv, n, r.lv, r.beta)
-	}
-	for i := range n {
-		r.eachStrip(r.dk+i, r.d[i*r.lv:][:r.lv], func(strip, row []float32) { clear(strip[copy(strip, row):]) })
-	}
 }
 
 // solve solves (I + A)·D = β·V - β·exp(G)·K·S in the strips, with the inverse of I + A.
