@@ -127,21 +127,15 @@ func (l *Layout) TilesOf(s *Space, c *Chunk) []Tile {
 }
 
 // square returns the index in v, which has a row for each query row, and the distance of the rows of the vector of query
-// rows of t from lane on, if they are Lanes rows of adjacent elements at a constant distance, as kernels transpose them.
+// rows of t from lane on, if they are Lanes rows of adjacent elements at a constant distance, as kernels transpose them:
+// they are in one head, or one in each.
 func (l *Layout) square(v *strided.Tensor, t *Tile, lane int) (at, ld int, ok bool) {
 	if t.N-lane < l.Kernels.Lanes || v.Stride[backend.Dim] != 1 {
 		return 0, 0, false
 	}
 	h, i := l.Row(t.H, t.I, lane)
-	ld, ok = l.rowDistance(v, i)
-	return v.Index(t.Batch, h, i), ld, ok
-}
-
-// rowDistance returns the distance in v, which has a row for each query row, between Lanes
-// of them from row i of a head on, if it is constant: they are in one head, or one in each.
-func (l *Layout) rowDistance(v *strided.Tensor, i int) (ld int, ok bool) {
-	if l.Dims.SeqQ == 1 {
-		return v.Stride[backend.Heads], true
+	if at = v.Index(t.Batch, h, i); l.Dims.SeqQ == 1 {
+		return at, v.Stride[backend.Heads], true
 	}
-	return v.Stride[backend.Seq], i+l.Kernels.Lanes <= l.Dims.SeqQ
+	return at, v.Stride[backend.Seq], i+l.Kernels.Lanes <= l.Dims.SeqQ
 }

@@ -208,12 +208,9 @@ func (sc *Scores) hide(s *Space, t *Tile, lo, n int) {
 	l, x := sc.Layout, sc.Layout.Kernels
 	for lane := 0; lane < t.N; lane += x.Lanes {
 		rows, whole := min(x.Lanes, t.N-lane), 0
-		h, i := l.Row(t.H, t.I, lane)
-		if ld, ok := l.rowDistance(&sc.mask, i); ok && !t.mixed && rows == x.Lanes && sc.mask.Stride[backend.Dim] == 1 && sc.Listed == nil {
-			// Whole squares are read in place; the rest is staged.
-			if whole = n / x.Lanes * x.Lanes; whole > 0 {
-				x.Hide(s.S[lane:], sc.mask.Bools[sc.mask.Index(t.Batch, h, i)+lo:], ld, whole/x.Lanes)
-			}
+		if at, ld, ok := l.square(&sc.mask, t, lane); ok && !t.mixed && n >= x.Lanes && sc.Listed == nil {
+			whole = n / x.Lanes * x.Lanes // these are read in place; the rest is staged
+			x.Hide(s.S[lane:], sc.mask.Bools[at+lo:], ld, whole/x.Lanes)
 		}
 		if whole == n {
 			continue
