@@ -31,9 +31,6 @@ type partition struct {
 }
 
 const (
-	// cacheFloats is the share of a core's second-level cache that a task uses:
-	// 512 KiB, half of that of the smallest processors with AVX-512.
-	cacheFloats = 512 << 10 / 4
 	// tasksPerThread is the number of tasks to make for each goroutine, so that one slow core does not delay the call.
 	tasksPerThread = 4
 	// decodeTasks is the same for few query rows: such a call is bound by memory,
@@ -121,7 +118,7 @@ func divide(l tile.Layout, decode bool, even, threads int) partition {
 		want = max(1, decodeTasks*threads)
 	}
 	width, dims := l.Kernels.Width, l.DimK+l.DimV
-	most := min(tile.MaxTiles, tile.MaxRows/width, max(1, (cacheFloats-tile.BlockKeys*dims)/(width*dims)))
+	most := min(tile.MaxTiles, tile.MaxRows/width, max(1, (tile.CacheFloats-tile.BlockKeys*dims)/(width*dims)))
 	if l.KeyLanes {
 		most = min(most, l.Tiles)
 	}

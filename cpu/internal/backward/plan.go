@@ -28,9 +28,6 @@ type Plan struct {
 	shared           bool // several heads add to the same element of it
 }
 
-// cacheFloats is the share of a core's second-level cache that a task uses, as in package cpu.
-const cacheFloats = 512 << 10 / 4
-
 // NewPlan divides g among at most threads goroutines. Tiles have the full width: the sums over
 // the query rows of a tile depend on their number.
 func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
@@ -50,7 +47,7 @@ func NewPlan(g *backend.Gradients, k *vec.Kernels, threads int) Plan {
 	}
 	groups, blocks := d.Batch*d.KVHeads, tile.CeilDiv(d.SeqK, tile.BlockKeys)
 	// A task reads K and V and adds to dK and dV for each tile.
-	some := max(1, min(8, cacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
+	some := max(1, min(8, tile.CacheFloats/(2*tile.BlockKeys*(x.layout.DimK+x.layout.DimV))))
 	if groups < threads {
 		some = max(1, min(some, blocks*groups/(2*threads)))
 	}

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// maxRows is the most rows of a task, which share the conversion of a block of keys, and queryFloats the most floats of
-	// their queries, unless one row has more: 512 KiB, a part of a second-level cache.
-	maxRows, queryFloats = 16, 1 << 17
+	// maxRows is the most rows of a task, which share the conversion of a block of keys. Their queries have at most
+	// tile.CacheFloats, unless one row has more.
+	maxRows = 16
 	// tasksPerThread divides the rows among threads, as the rows of a causal call differ in length.
 	tasksPerThread = 4
 )
@@ -37,7 +37,7 @@ func (j *Job) Set(x *vec.Kernels, keys []int32, c *backend.Index, threads int) (
 	*j = Job{kernels: x, q: strided.Of(&c.Q), k: strided.Of(&c.K), w: strided.Of(&c.W), keys: keys, topK: c.TopK, visible: c.Visible}
 	shape := c.Q.Shape()
 	j.heads, j.seqQ, j.seqK, j.dim = shape[backend.Heads], shape[backend.Seq], c.K.Shape()[backend.Seq], tile.RoundUp(shape[backend.Dim], x.Lanes)
-	j.rows = max(1, min(tile.CeilDiv(shape[backend.Batch]*j.seqQ, tasksPerThread*threads), maxRows, queryFloats/(j.heads*j.dim)))
+	j.rows = max(1, min(tile.CeilDiv(shape[backend.Batch]*j.seqQ, tasksPerThread*threads), maxRows, tile.CacheFloats/(j.heads*j.dim)))
 	j.batchTasks = tile.CeilDiv(j.seqQ, j.rows)
 	return shape[backend.Batch] * j.batchTasks, j.rows*(j.heads*(j.dim+1)+2*j.topK) + tile.BlockKeys*(j.dim+j.heads+1)
 }

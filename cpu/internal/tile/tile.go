@@ -56,6 +56,9 @@ const (
 	MaxRows = 512
 	// MaxTiles bounds the tiles of a task.
 	MaxTiles = 32
+	// CacheFloats is the share of a core's second-level cache that a task uses: 512 KiB, half of that of the smallest
+	// processors with AVX-512.
+	CacheFloats = 512 << 10 / 4
 	// maxWidth is the largest Width of any kernels.
 	maxWidth = 64
 )
