@@ -121,28 +121,21 @@ func (sc *Scores) adjacent(b, j, n int) (key, m int) {
 //
 // dst has at most BlockKeys elements and room for whole vectors. The elements up to there become unspecified.
 func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {
-	if sc.Listed == nil {
-		sc.addedKeys(s, dst, b, h, i, j)
-		return
-	}
-	for at := 0; at < len(dst); {
-		key, m := sc.adjacent(b, j+at, len(dst)-at)
-		sc.addedKeys(s, s.some[:m], b, h, i, key)
-		at += copy(dst[at:], s.some[:m])
-	}
-}
-
-// addedKeys is AddedRow for adjacent positions.
-func (sc *Scores) addedKeys(s *Space, dst []float32, b, h, i, j int) {
-	if sc.bias.IsZero() {
-		sc.distances(dst, b, h, j-i)
-		return
-	}
 	k := sc.Layout.Kernels
-	sc.bias.Load(k, dst, len(dst), b, h, i, 1, j, len(dst))
-	if !sc.biasAlone {
-		sc.distances(s.terms[:len(dst)], b, h, j-i)
-		k.Join(dst[:RoundUp(len(dst), k.Lanes)], s.terms[:])
+	for at, m := 0, 0; at < len(dst); at += m {
+		key, row := 0, dst
+		if key, m = sc.adjacent(b, j+at, len(dst)-at); sc.Listed != nil { // dst may have no room for whole vectors after them
+			row = s.some[:m]
+		}
+		if sc.bias.IsZero() {
+			sc.distances(row, b, h, key-i)
+		} else if sc.bias.Load(k, row, m, b, h, i, 1, key, m); !sc.biasAlone {
+			sc.distances(s.terms[:m], b, h, key-i)
+			k.Join(row[:RoundUp(m, k.Lanes)], s.terms[:])
+		}
+		if sc.Listed != nil {
+			copy(dst[at:], row)
+		}
 	}
 }
 
