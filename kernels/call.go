@@ -69,7 +69,7 @@ type subcall struct {
 	backend.Call
 	whole    bool // computes all of the call, as it is
 	sequence int  // the packed sequence, or 0
-	turned   bool // rows are batches, see subcall.turn
+	byRow    bool // each row is a batch, see makeByRow in keyindices.go
 }
 
 // Prepare validates an attention call and returns it. The operands may be [Meta]
@@ -82,6 +82,77 @@ func (d *Device) Prepare(q, k, v Tensor, opt Options) (*Call, error) {
 	}
 	return c, nil
 }
+
+// Reset prepares c for another call in place, for example for each step of decoding over a growing
+// cache. It validates everything again. Calls that are not divided do not allocate. Errors as for
+// [Device.Prepare]. After an error c can only be Reset.
+func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
+	defer op.Annotate(&err, "attention")
+	if c == nil {
+		return c.ready()
+	}
+	clear(c.subs) // which would keep other memory reachable
+	*c = Call{dev: c.dev, opt: opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, pages: (*backend.Pages)(opt.Pages),
+		subs: c.subs[:0], calls: c.calls[:0]}
+	c.dims, err = operandDims(q, k, v, c.pages)
+	if err == nil && (opt.Weights || c.packed || opt.KeyIndices != nil) { // other calls take all options
+		err = c.checkPath(opt.Weights)
+	}
+	switch {
+	case err != nil:
+	case c.packed:
+		err = c.addSequences()
+	default:
+		err = c.addAll()
+	}
+	if err != nil {
+		*c = Call{dev: c.dev}
+		return err
+	}
+	for i := range c.subs {
+		c.calls = append(c.calls, &c.subs[i].Call)
+	}
+	return nil
+}
+
+// operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
+// are pools of pages.
+func operandDims(q, k, v Tensor, pages *backend.Pages) (backend.Dims, error) {
+	err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...))
+	c := backend.Call{Q: q, K: k, V: v, Pages: pages}
+	d := c.Dims()
+	qs, ks, vs := q.Shape(), k.Shape(), v.Shape()
+	switch {
+	case err != nil:
+		return d, err
+	case k.DType() != v.DType():
+		return d, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), ErrDType)
+	case d.Dim == 0 || d.ValueDim == 0:
+		return d, fmt.Errorf("the head sizes of q %v and v %v are %d and %d: both must be at least 1%s: %w", qs, vs, d.Dim, d.ValueDim, cmp.Or(qs.Hint(), vs.Hint()), ErrShape)
+	case pages != nil && ks[Batch] != vs[Batch]:
+		return d, fmt.Errorf("k %v has %d pages, v %v has %d: they must be equal: %w", ks, ks[Batch], vs, vs[Batch], ErrShape)
+	case pages == nil && (ks[Batch] != d.Batch || vs[Batch] != d.Batch):
+		return d, fmt.Errorf("batches differ: q %v, k %v, v %v must have the same first length: %w", qs, ks, vs, ErrShape)
+	case ks[Dim] != d.Dim:
+		return d, fmt.Errorf("k %v has head size %d, q %v has %d: they must be equal: %w", ks, ks[Dim], qs, d.Dim, ErrShape)
+	case vs[Heads] != d.KVHeads || vs[Seq] != ks[Seq]:
+		return d, fmt.Errorf("v %v and k %v must have the same heads and keys: %w", vs, ks, ErrShape)
+	}
+	return d, divides(d.Heads, d.KVHeads, "k", "q")
+}
+
+func divides(heads, kvHeads int, kv, q string) error {
+	if heads > 0 && (kvHeads == 0 || heads%kvHeads != 0) {
+		return fmt.Errorf("%s has %d heads, %s has %d: the kv heads must divide the query heads: %w", kv, kvHeads, q, heads, ErrShape)
+	}
+	return nil
+}
+
+// The dtypes of numbers, and of keys and values.
+var (
+	floats  = []DType{F32, F16, BF16}
+	numbers = []DType{F32, F16, BF16, Q8, Q4, F8}
+)
 
 // checkPath refuses options that the call cannot have, with or without weights.
 func (c *Call) checkPath(weights bool) error {
@@ -126,15 +197,6 @@ func (c *Call) addAll() error {
 	return c.add(&p, c.pages, 0, 0, 0)
 }
 
-// all returns the call with all its operands and outputs, before it is cut.
-func (c *Call) all(out Result) *backend.Call {
-	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.pages}
-	if c.opt.onDevice() {
-		x.Lists = c.opt.KeyIndices.Tensor
-	}
-	return x
-}
-
 // add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
 // the packed sequence, or 0. all are the pages of p, or nil.
 func (c *Call) add(p *region.Problem, all *backend.Pages, sequence, row, key int) error {
@@ -163,7 +225,7 @@ func (s *subcall) bind(c *Call) {
 	}
 	paged := s.Pages != nil
 	s.Q, s.K, s.V = s.rows(c.q), s.Keys(c.k, c.dims, paged), s.Keys(c.v, c.dims, paged)
-	if s.turned && !paged { // all rows read the keys of one batch
+	if s.byRow && !paged { // all rows read the keys of one batch
 		for _, t := range [2]*Tensor{&s.K, &s.V} {
 			shape := t.Shape()
 			shape[Batch] = c.dims.SeqQ
@@ -174,69 +236,30 @@ func (s *subcall) bind(c *Call) {
 
 // rows returns the rows of s of t, as the backend call has them.
 func (s *subcall) rows(t Tensor) Tensor {
-	if t = s.Rows(t); s.turned {
-		t = turned(t)
+	if t = s.Rows(t); s.byRow {
+		t = rowsAsBatches(t)
 	}
 	return t
 }
 
-// bindOutputs sets the outputs of the subcalls to their parts of out. Those of an empty result
-// drop what a run has bound, so that c does not keep its memory reachable.
-func (c *Call) bindOutputs(out Result) {
-	for i := range c.subs {
-		s := &c.subs[i]
-		if s.O, s.LSE, s.Resume = out.O, out.LSE, nil; !s.whole {
-			s.O, s.LSE = s.rows(out.O), s.rows(out.LSE)
-		}
-	}
-}
-
-// ready returns an error for a Call that was not prepared.
-func (c *Call) ready() error {
-	if c == nil || c.q.IsZero() {
-		return fmt.Errorf("the call is not prepared, or could not be reset: make it with Prepare: %w", ErrOption)
-	}
-	return nil
-}
-
-// Dims returns the lengths of the call.
-func (c *Call) Dims() Dims {
-	if c == nil {
-		return Dims{}
-	}
-	return Dims(c.dims)
-}
-
-// Reset prepares c for another call in place, for example for each step of decoding over a growing
-// cache. It validates everything again. Calls that are not divided do not allocate. Errors as for
-// [Device.Prepare]. After an error c can only be Reset.
-func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
-	defer op.Annotate(&err, "attention")
-	if c == nil {
-		return c.ready()
-	}
-	clear(c.subs) // which would keep other memory reachable
-	*c = Call{dev: c.dev, opt: opt, q: q, k: k, v: v, packed: opt.CuQ != nil || opt.CuK != nil, pages: (*backend.Pages)(opt.Pages),
-		subs: c.subs[:0], calls: c.calls[:0]}
-	c.dims, err = operandDims(q, k, v, c.pages)
-	if err == nil && (opt.Weights || c.packed || opt.KeyIndices != nil) { // other calls take all options
-		err = c.checkPath(opt.Weights)
-	}
-	switch {
-	case err != nil:
-	case c.packed:
-		err = c.addSequences()
-	default:
-		err = c.addAll()
+// Run computes the call and allocates the result, for the caller to Release.
+func (c *Call) Run(ctx context.Context) (Result, error) {
+	r, err := c.Alloc(ctx)
+	if err == nil {
+		err = c.run(ctx, r, nil)
 	}
 	if err != nil {
-		*c = Call{dev: c.dev}
-		return err
+		r.Release()
+		return Result{}, err
 	}
-	for i := range c.subs {
-		c.calls = append(c.calls, &c.subs[i].Call)
-	}
-	return nil
+	return r, nil
+}
+
+// Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller
+// releases them.
+func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
+	defer op.Annotate(&err, "attention")
+	return c.outputs(func(dtype DType, shape Shape) (Tensor, error) { return c.dev.Alloc(ctx, dtype, shape) })
 }
 
 // outputs returns the results that the call's options request, made by alloc, or none and an error.
@@ -264,24 +287,17 @@ func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err 
 	return r, nil
 }
 
-// Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller
-// releases them.
-func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
-	defer op.Annotate(&err, "attention")
-	return c.outputs(func(dtype DType, shape Shape) (Tensor, error) { return c.dev.Alloc(ctx, dtype, shape) })
+// shapeOf returns the shape of a tensor with so many elements for each row.
+func (c *Call) shapeOf(elements int) Shape {
+	return Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, elements}
 }
 
-// Run computes the call and allocates the result, for the caller to Release.
-func (c *Call) Run(ctx context.Context) (Result, error) {
-	r, err := c.Alloc(ctx)
-	if err == nil {
-		err = c.run(ctx, r, nil)
+// ready returns an error for a Call that was not prepared.
+func (c *Call) ready() error {
+	if c == nil || c.q.IsZero() {
+		return fmt.Errorf("the call is not prepared, or could not be reset: make it with Prepare: %w", ErrOption)
 	}
-	if err != nil {
-		r.Release()
-		return Result{}, err
-	}
-	return r, nil
+	return nil
 }
 
 // RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and
@@ -345,18 +361,6 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 	return nil
 }
 
-// bindPartial makes the only backend call of c continue from a Partial of the same call.
-func (c *Call) bindPartial(from *Partial, out Result) error {
-	if len(c.calls) != 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero() {
-		return fmt.Errorf("a call with weights, with lists of keys in device memory, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
-	}
-	if is := c.calls[0].Signature(); from.Call != is {
-		return fmt.Errorf("the partial result is of another call, %s, this one is %s: %w", from.Call, is, ErrOption)
-	}
-	c.calls[0].Resume = from
-	return nil
-}
-
 // checkOutputs checks the shapes and dtypes of out.
 func (c *Call) checkOutputs(out Result) error {
 	if err := c.ready(); err != nil {
@@ -370,9 +374,44 @@ func (c *Call) checkOutputs(out Result) error {
 	return c.checkPath(true)
 }
 
-// shapeOf returns the shape of a tensor with so many elements for each row.
-func (c *Call) shapeOf(elements int) Shape {
-	return Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, elements}
+// checkOptional is Tensor.CheckShape unless t is the zero Tensor.
+func checkOptional(name string, t Tensor, shape Shape, rule string, dtypes ...DType) error {
+	if t.IsZero() {
+		return nil
+	}
+	return t.CheckShape(name, shape, rule, dtypes...)
+}
+
+// bindOutputs sets the outputs of the subcalls to their parts of out. Those of an empty result
+// drop what a run has bound, so that c does not keep its memory reachable.
+func (c *Call) bindOutputs(out Result) {
+	for i := range c.subs {
+		s := &c.subs[i]
+		if s.O, s.LSE, s.Resume = out.O, out.LSE, nil; !s.whole {
+			s.O, s.LSE = s.rows(out.O), s.rows(out.LSE)
+		}
+	}
+}
+
+// all returns the call with all its operands and outputs, before it is cut.
+func (c *Call) all(out Result) *backend.Call {
+	x := &backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.pages}
+	if c.opt.onDevice() {
+		x.Lists = c.opt.KeyIndices.Tensor
+	}
+	return x
+}
+
+// bindPartial makes the only backend call of c continue from a Partial of the same call.
+func (c *Call) bindPartial(from *Partial, out Result) error {
+	if len(c.calls) != 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero() {
+		return fmt.Errorf("a call with weights, with lists of keys in device memory, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
+	}
+	if is := c.calls[0].Signature(); from.Call != is {
+		return fmt.Errorf("the partial result is of another call, %s, this one is %s: %w", from.Call, is, ErrOption)
+	}
+	c.calls[0].Resume = from
+	return nil
 }
 
 // runWeights computes the weights, for which a fused call has no memory, by stages into w.
@@ -390,55 +429,16 @@ func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	return nil
 }
 
-// operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
-// are pools of pages.
-func operandDims(q, k, v Tensor, pages *backend.Pages) (backend.Dims, error) {
-	err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...))
-	c := backend.Call{Q: q, K: k, V: v, Pages: pages}
-	d := c.Dims()
-	qs, ks, vs := q.Shape(), k.Shape(), v.Shape()
-	switch {
-	case err != nil:
-		return d, err
-	case k.DType() != v.DType():
-		return d, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), ErrDType)
-	case d.Dim == 0 || d.ValueDim == 0:
-		return d, fmt.Errorf("the head sizes of q %v and v %v are %d and %d: both must be at least 1%s: %w", qs, vs, d.Dim, d.ValueDim, cmp.Or(qs.Hint(), vs.Hint()), ErrShape)
-	case pages != nil && ks[Batch] != vs[Batch]:
-		return d, fmt.Errorf("k %v has %d pages, v %v has %d: they must be equal: %w", ks, ks[Batch], vs, vs[Batch], ErrShape)
-	case pages == nil && (ks[Batch] != d.Batch || vs[Batch] != d.Batch):
-		return d, fmt.Errorf("batches differ: q %v, k %v, v %v must have the same first length: %w", qs, ks, vs, ErrShape)
-	case ks[Dim] != d.Dim:
-		return d, fmt.Errorf("k %v has head size %d, q %v has %d: they must be equal: %w", ks, ks[Dim], qs, d.Dim, ErrShape)
-	case vs[Heads] != d.KVHeads || vs[Seq] != ks[Seq]:
-		return d, fmt.Errorf("v %v and k %v must have the same heads and keys: %w", vs, ks, ErrShape)
-	}
-	return d, divides(d.Heads, d.KVHeads, "k", "q")
-}
-
 // scoreDims is operandDims for a stage that takes q and k alone.
 func scoreDims(q, k Tensor) (backend.Dims, error) {
 	d, err := operandDims(q, k, k, nil)
 	return d, cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", floats...), err)
 }
 
-func divides(heads, kvHeads int, kv, q string) error {
-	if heads > 0 && (kvHeads == 0 || heads%kvHeads != 0) {
-		return fmt.Errorf("%s has %d heads, %s has %d: the kv heads must divide the query heads: %w", kv, kvHeads, q, heads, ErrShape)
+// Dims returns the lengths of the call.
+func (c *Call) Dims() Dims {
+	if c == nil {
+		return Dims{}
 	}
-	return nil
-}
-
-// The dtypes of numbers, and of keys and values.
-var (
-	floats  = []DType{F32, F16, BF16}
-	numbers = []DType{F32, F16, BF16, Q8, Q4, F8}
-)
-
-// checkOptional is Tensor.CheckShape unless t is the zero Tensor.
-func checkOptional(name string, t Tensor, shape Shape, rule string, dtypes ...DType) error {
-	if t.IsZero() {
-		return nil
-	}
-	return t.CheckShape(name, shape, rule, dtypes...)
+	return Dims(c.dims)
 }

@@ -56,7 +56,7 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 func (c *Call) checked(ctx context.Context) ([]check.Sub, error) {
 	subs := make([]check.Sub, len(c.subs))
 	for i := range subs {
-		subs[i] = check.Sub{Box: c.subs[i].Box, Call: c.calls[i], Turned: c.subs[i].turned}
+		subs[i] = check.Sub{Box: c.subs[i].Box, Call: c.calls[i], ByRow: c.subs[i].byRow}
 		if lists := c.calls[i].Lists; !lists.IsZero() {
 			keys, err := c.dev.ToInt32(ctx, lists)
 			if err == nil {

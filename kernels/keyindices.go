@@ -124,7 +124,7 @@ func (c *Call) addLists(p *region.Problem) error {
 			s := &c.subs[len(c.subs)-1]
 			s.Lists = region.Slice(region.Slice(lists, Batch, b, b+batches), Heads, h, h+1)
 			if d.SeqQ > 1 {
-				s.turn(d.SeqQ)
+				s.makeByRow(d.SeqQ)
 				s.bind(c)
 			}
 		}
@@ -132,9 +132,9 @@ func (c *Call) addLists(p *region.Problem) error {
 	return nil
 }
 
-// turn makes the rows of s, which has one batch, batches of one row.
-func (s *subcall) turn(rows int) {
-	s.turned, s.whole, s.Lists = true, false, turned(s.Lists)
+// makeByRow makes each row of s, which has one batch, a batch of its own.
+func (s *subcall) makeByRow(rows int) {
+	s.byRow, s.whole, s.Lists = true, false, rowsAsBatches(s.Lists)
 	v := &s.Visible
 	first := v.OffsetOf(0)
 	v.Offset, v.Offsets = 0, make([]int, rows)
@@ -149,8 +149,8 @@ func (s *subcall) turn(rows int) {
 	}
 }
 
-// turned returns t with rows as batches, and the reverse.
-func turned(t Tensor) Tensor {
+// rowsAsBatches returns t with rows as batches, and the reverse.
+func rowsAsBatches(t Tensor) Tensor {
 	t, _ = t.Swap(Batch, Seq) // valid axes
 	return t
 }

@@ -184,17 +184,8 @@ const (
 	LowerRight
 )
 
-// factor returns an option that multiplies or divides scores as float32: 0, or a number
-// whose magnitude backend.Problem accepts.
-func factor(name string, x float64) (float32, error) {
-	if size := math.Abs(x); x != 0 && !(size >= op.MinFactor && size <= op.MaxFactor) {
-		return 0, fmt.Errorf("%s is %v, it must be 0 or have a magnitude from 2^-60 to 2^60: %w", name, x, ErrOption)
-	}
-	return float32(x), nil
-}
-
-// problem checks o against the lengths d and returns the canonical problem. d.Dim 0 means
-// that the head size is unknown; then Scale must be set.
+// problem checks o against the lengths d and returns the canonical problem with its regions.
+// d.Dim 0 means that the head size is unknown; then Scale must be set.
 func (o *Options) problem(d backend.Dims) (p region.Problem, err error) {
 	p.Dims = d
 	switch {
@@ -253,6 +244,15 @@ func (o *Options) problem(d backend.Dims) (p region.Problem, err error) {
 		p.Regions, err = o.regions(&p, d.SeqK)
 	}
 	return p, err
+}
+
+// factor returns an option that multiplies or divides scores as float32: 0, or a number
+// whose magnitude backend.Problem accepts.
+func factor(name string, x float64) (float32, error) {
+	if size := math.Abs(x); x != 0 && !(size >= op.MinFactor && size <= op.MaxFactor) {
+		return 0, fmt.Errorf("%s is %v, it must be 0 or have a magnitude from 2^-60 to 2^60: %w", name, x, ErrOption)
+	}
+	return float32(x), nil
 }
 
 // checkLengths checks the lengths of the options with a value for each of n batches, or packed sequences.

@@ -35,7 +35,7 @@ type Sub struct {
 	region.Box
 	*backend.Call
 	Gradients *backend.Gradients
-	Turned    bool // rows of the box are batches of the call, of one row each
+	ByRow     bool // each row of the box is a batch of the call
 }
 
 // Read returns the elements of a tensor in device memory, in row-major order.
@@ -76,7 +76,7 @@ func (s *Sub) within(at rowIndex) rowIndex {
 	for axis := range at {
 		at[axis] -= s.Lo[axis]
 	}
-	if s.Turned {
+	if s.ByRow {
 		at[backend.Batch], at[backend.Seq] = at[backend.Seq], at[backend.Batch]
 	}
 	return at
