@@ -67,8 +67,8 @@ type attention struct {
 	partition partition
 	tiles     tile.Attention
 	problem   *backend.Problem
-	// Where several chunks share the keys of tiles, pending is how many of the chunks are
-	// unfinished, and saved and set are memory of tile.Attention.
+	// Where several chunks divide the keys of the same tiles, pending counts the unfinished ones, and
+	// saved and set are memory of tile.Attention.
 	pending []atomic.Int32
 	saved   []float32
 	set     []bool
@@ -165,11 +165,11 @@ func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 	if shared && a.pending[n/a.partition.keyChunks].Add(-1) > 0 {
 		return nil
 	}
-	for n := range tiles {
+	for i := range tiles {
 		if shared { // this is the last chunk over these tiles
-			a.tiles.Fold(s, &tiles[n])
+			a.tiles.Fold(s, &tiles[i])
 		}
-		a.tiles.Write(s, &tiles[n])
+		a.tiles.Write(s, &tiles[i])
 	}
 	return nil
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// partition is how a call on query rows, keys and values is divided into tasks. Shapes, strides and types alone
-// determine it; Plan prints it and the tasks execute it.
+// partition is how a call on query rows, keys and values is divided into tasks. Shapes, strides, types, options
+// and threads determine it, not what tensors contain: Plan prints it and the tasks execute it.
 //
-// A task computes a chunk: some tiles of one group over usually all of the keys. Where there are fewer tiles than
-// work for the threads, several chunks share the keys, at multiples of tile.SumKeys. Each block of keys and values
-// that needs a conversion is converted once for all tiles of a chunk.
+// A group is the query heads that read one key head; a sum is over tile.SumKeys keys. A task computes a chunk: some
+// tiles of one group over usually all keys. Where tiles are too few for the threads, several chunks of whole sums
+// divide the keys of the same tiles. A chunk converts a block of keys and values at most once for all its tiles.
 type partition struct {
 	layout  tile.Layout
 	threads int
@@ -41,38 +41,38 @@ const (
 	maxSavedFloats = 1 << 20
 )
 
-// newPartition divides c among at most threads goroutines. A call that is a small
-// part of a batch has threads 0 and gets as few tasks as possible.
+// newPartition divides c among at most threads goroutines, in tiles with keys as lanes for few rows.
+// A call that is a small part of a batch has threads 0 and gets as few tasks as possible.
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
-	d, x := c.Dims(), queryWidth(k, c)
+	d, x := c.Dims(), fastestKernels(k, c)
 	rows := d.Heads / d.KVHeads * d.SeqQ
 	pairs := tile.Pairs(k, c)
-	decode := rows <= k.Width/2 && !pairs
+	fewRows := rows <= k.Width/2 && !pairs
 	if lanes := tile.RoundUp(rows, x.Width); d.SeqK > tile.BlockKeys { // with fewer keys gatherSmall may do without tiles
-		full := lanes / 2
+		most := lanes / 2
 		if !strided.RowsInPlace(&c.K, c) || !strided.RowsInPlace(&c.V, c) {
-			full = max(12, lanes*3/4) // keys as lanes need no copies
+			most = max(12, lanes*3/4) // keys as lanes need no copies
 		}
-		decode = decode && rows <= full
+		fewRows = fewRows && rows <= most
 	}
-	if decode {
+	if fewRows {
 		x = k
-		few := k.Narrow(1)
-		padded := func(n int) bool { return tile.RoundUp(n, k.Lanes) > tile.RoundUp(n, few.Lanes) }
-		if rows <= few.Width && (d.SeqK <= few.Lanes || padded(d.Dim) || padded(d.ValueDim)) {
-			x = few // with vectors that fit
+		narrow := k.Narrow(1)
+		padded := func(n int) bool { return tile.RoundUp(n, k.Lanes) > tile.RoundUp(n, narrow.Lanes) }
+		if rows <= narrow.Width && (d.SeqK <= narrow.Lanes || padded(d.Dim) || padded(d.ValueDim)) {
+			x = narrow // with vectors that fit
 		}
 	}
 	even := d.Batch
 	if c.Visible.KLen != nil || c.Visible.Offsets != nil {
 		even = evenBatches(c)
 	}
-	return divide(tile.NewLayout(x, decode, c), decode, even, threads)
+	return divide(tile.NewLayout(x, fewRows, c), fewRows, even, threads)
 }
 
-// queryWidth returns the table of k's tier with which c takes the least time. Wider tiles read less for each
+// fastestKernels returns the table of k's tier whose tiles of query rows take the least time. Wider tiles read less for each
 // multiply-add; narrower ones have fewer empty lanes and compute fewer pairs that the visibility rule hides.
-func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
+func fastestKernels(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 	d, v := c.Dims(), &c.Visible
 	best, least, pairs := k, math.Inf(1), tile.Pairs(k, c)
 	for w := 0; w < k.Width; {
@@ -111,10 +111,10 @@ func evenBatches(c *backend.Call) int {
 
 // divide divides a call with layout l into tasks. even is how many batches like its longest
 // would be as much work.
-func divide(l tile.Layout, decode bool, even, threads int) partition {
+func divide(l tile.Layout, fewRows bool, even, threads int) partition {
 	x := partition{layout: l, keyChunks: 1}
 	groups, want := even*l.Dims.KVHeads, max(1, tasksPerThread*threads)
-	if decode {
+	if fewRows {
 		want = max(1, decodeTasks*threads)
 	}
 	width, dims := l.Kernels.Width, l.DimK+l.DimV
@@ -127,7 +127,7 @@ func divide(l tile.Layout, decode bool, even, threads int) partition {
 	x.groupChunks = tile.CeilDiv(l.Tiles, x.chunkTiles)
 	// With few rows the sums are a small part of their keys.
 	saved := l.AllSums * l.StateFloats
-	if tasks := groups * x.groupChunks; tasks < want && (decode || saved <= maxSavedFloats) {
+	if tasks := groups * x.groupChunks; tasks < want && (fewRows || saved <= maxSavedFloats) {
 		x.keyChunks = min(l.Sums, tile.CeilDiv(want, tasks))
 	}
 	x.shareKeys(tile.CeilDiv(l.Sums, x.keyChunks))
