@@ -44,44 +44,33 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	})
 }
 
-// download returns the route of c with Listed in place of Lists, because kernels cannot look its keys up.
-func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err error) {
-	host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
-	if err == nil {
-		err = b.read(ctx, host, c.Lists)
-	}
-	if err != nil {
-		return x, fmt.Errorf("key indices: %w", err)
-	}
-	keys, err := host.Int32s()
-	if err == nil {
-		c, err = c.ListKeys(keys)
-	}
-	if err == nil {
-		err = b.headsAsRows(c)
-	}
-	if err != nil {
-		return x, err
-	}
-	return b.route(unit{Unit: join.Unit{Call: c}})
+// unit is a call, or several that run as one, on a path if their batches are packed.
+type unit struct {
+	join.Unit
+	path path
 }
 
-// ops returns the operations of a route: one, or one for each slice of V's columns. It measures the variants of the kernel first
-// where the tuner wants that. Those of resumable calls may continue from Call.Resume and be interrupted.
-func (b *Backend) ops(ctx context.Context, x route, resumable bool) ([]*queue.Op, error) {
-	ops := make([]*queue.Op, len(x.parts))
-	for i, part := range x.parts {
-		part, err := b.tuned(ctx, part)
-		if err != nil {
-			return nil, err
+// units returns the calls, or what runs several of them as one. Packed batches run so only on the path that the first of them
+// takes alone: on another one its bits might differ.
+func (b *Backend) units(calls []*backend.Call) (all []unit) {
+	if len(calls) == 1 {
+		return []unit{{Unit: join.Unit{Calls: calls, Call: calls[0]}}}
+	}
+	for _, x := range join.Units(calls, b.decodes, func(c *backend.Call) bool { return b.prefills(c).tiled }) {
+		if x.Packed == nil {
+			all = append(all, unit{Unit: x})
+			continue
 		}
-		ops[i] = x.op(part, resumable)
+		if p := b.packed(x); p != nil {
+			all = append(all, unit{x, p})
+			continue
+		}
+		for _, one := range join.Alone(x.Calls) {
+			all = append(all, unit{Unit: one})
+		}
 	}
-	return ops, nil
+	return all
 }
-
-// errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
-var errCollected = errors.New("keys are collected")
 
 // route is how the device computes a call.
 type route struct {
@@ -92,7 +81,7 @@ type route struct {
 	ranges []byte
 }
 
-// route returns the route of a call, or of several that run as one. Without Lists in its call, kernels cannot look keys up.
+// route returns the route of a call, or of several that run as one. It has no given where kernels cannot look keys up.
 func (b *Backend) route(u unit) (x route, err error) {
 	c := u.Call
 	if x.c = c; u.path != nil {
@@ -118,6 +107,9 @@ func (b *Backend) route(u unit) (x route, err error) {
 	return x, err
 }
 
+// errCollected means that the keys of a call cannot be looked up, so that the host must know its lists.
+var errCollected = errors.New("keys are collected")
+
 // headsAsRows makes the heads that share a key head the rows of c, a call of one row that has Listed, if they are too many to
 // decode: a tile of the prefill kernel then looks a key up once for all of them, as for the 128 heads of latent attention.
 // What depends on a head forbids it.
@@ -142,6 +134,28 @@ func (b *Backend) headsAsRows(c *backend.Call) error {
 	return nil
 }
 
+// download returns the route of c with Listed in place of Lists, because kernels cannot look its keys up.
+func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err error) {
+	host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
+	if err == nil {
+		err = b.read(ctx, host, c.Lists)
+	}
+	if err != nil {
+		return x, fmt.Errorf("key indices: %w", err)
+	}
+	keys, err := host.Int32s()
+	if err == nil {
+		c, err = c.ListKeys(keys)
+	}
+	if err == nil {
+		err = b.headsAsRows(c)
+	}
+	if err != nil {
+		return x, err
+	}
+	return b.route(unit{Unit: join.Unit{Call: c}})
+}
+
 // paths returns the path of c, or of each slice of V's columns.
 func (b *Backend) paths(c *backend.Call) ([]path, error) {
 	parts, err := cut.Slices(c)
@@ -159,23 +173,23 @@ type path interface {
 	op() *queue.Op
 	// describe sets Path, Why and Cut of a plan.
 	describe(p *backend.Plan, e queue.Extent)
-	base() *attention
+	base() *attention // what both paths share, see problem.go
+}
+
+// path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.
+func (b *Backend) path(c *backend.Call) (path, error) {
+	if b.decodes(c) {
+		if x, err := b.newDecode(c); err == nil { // else prefill returns the error that both share
+			return x, nil
+		}
+	}
+	return b.prefillOf(c, nil)
 }
 
 // decodes reports whether c has few enough query rows for the decode path.
 func (b *Backend) decodes(c *backend.Call) bool {
 	d := c.Dims()
 	return d.Heads/d.KVHeads*d.SeqQ <= b.decodeRows
-}
-
-// path returns the path for c: decode for few query rows, else prefill, on matrix units where they take c.
-func (b *Backend) path(c *backend.Call) (path, error) {
-	if b.decodes(c) {
-		if x, err := b.newDecode(c); err == nil {
-			return x, nil
-		}
-	}
-	return b.prefillOf(c, nil)
 }
 
 // prefillOf returns the prefill path for c, on matrix units where they take it. Its batches may be packed.
@@ -189,14 +203,28 @@ func (b *Backend) prefillOf(c *backend.Call, p *join.Packed) (*prefill, error) {
 			return nil, err
 		}
 	}
-	x, whyNot, err := a.matrix(b.matrices.Kernel)
+	x, whyNot, err := a.matrixPrefill(b.matrices.Kernel)
 	if err != nil || whyNot == "" {
 		return x, err
 	}
-	if x, err = a.prefill(b.choose); err == nil { // its error covers what all paths lack
+	if x, err = a.prefill(b.choose); err == nil {
 		x.noMatrix = whyNot
 	}
 	return x, err
+}
+
+// ops returns the operations of a route: one, or one for each slice of V's columns. It measures the variants of the kernel first
+// where the tuner wants that. Those of resumable calls may continue from Call.Resume and be interrupted.
+func (b *Backend) ops(ctx context.Context, x route, resumable bool) ([]*queue.Op, error) {
+	ops := make([]*queue.Op, len(x.parts))
+	for i, part := range x.parts {
+		part, err := b.tuned(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		ops[i] = x.op(part, resumable)
+	}
+	return ops, nil
 }
 
 // tuned returns x. If the call is the first of its class, it measures the variants and returns the path with the fastest.

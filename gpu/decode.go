@@ -16,7 +16,7 @@ const (
 	// workgroups for each split. The smallest tiles of the prefill kernel have 16 to 64
 	// rows of one head; so few rows would leave most of a tile empty and the grid small.
 	decodeRows    = 16
-	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
+	decodeSums    = 4 // vec4 of a row's sums, see splitmerge.wgsl
 	decodeBuffers = 6 // storage buffers of decode.wgsl
 )
 
@@ -31,8 +31,8 @@ type decode struct {
 	seen   cut.Box // the keys that any row sees, in whole splits
 	rows   int     // query rows of a workgroup
 	width  int     // float32 of a row's state for a split
-	// The unit of the products on matrix units, or why these do not take the call.
-	matrices, noMatrix string
+	// The products on matrix units, for plans, or why these do not take the call.
+	onMatrix, noMatrix string
 }
 
 // newDecode returns c as a decode call, or the reason why it is none. Without matrix units both paths compute
@@ -62,7 +62,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	if err := a.check(x.splits); err != nil {
 		return nil, err
 	}
-	x.width = x.tiling.Width + 4*decodeParts + 4
+	x.width = x.tiling.Width + 4*decodeSums + 4
 	x.merge = shaders.SplitMerge{Split: x.tiling.Split, TX: x.tiling.Lanes, Quads: x.tiling.Width / 4}
 	x.cutter.Granule = x.tiling.Split
 	x.cutter.AlignGranules()
@@ -83,15 +83,15 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	return x, x.cutter.Fits(x.seen)
 }
 
-// variants sets the kernel of a split and what the rest depends on, on matrix units where they take the call.
+// variants sets the kernel of a split, on matrix units where they take the call, with its rows and tiling.
 func (x *decode) variants() error {
 	kv, l := x.c.K.DType(), x.b.dev.Limits
-	m, products, whyNot := x.attention.matrices(x.b.matrices.Decode)
+	m, products, whyNot := x.matrixKernel(x.b.matrices.Decode)
 	if x.noMatrix = whyNot; whyNot == "" && x.rows == 1 {
 		x.noMatrix = "matrices need two query rows a key head"
 	}
 	if x.noMatrix == "" {
-		x.splits, x.rows, x.tiling, x.matrices = x.onMatrices(m), m.TY*m.M, tune.Tiling{Width: m.Columns, Keys: m.Keys, Lanes: 1, Split: m.Split}, products
+		x.splits, x.rows, x.tiling, x.onMatrix = x.withOptions(m), m.TY*m.M, tune.Tiling{Width: m.Columns, Keys: m.Keys, Lanes: 1, Split: m.Split}, products
 		return nil
 	}
 	el := cut.GranuleBytes / kv.Size()
@@ -134,7 +134,7 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 		Blocks: blocks, Group: group, KVHeads: kvHeads, Parts: ceil(p.Len(cut.Col), n), Part0: (p.Lo[cut.Col] - box.Lo[cut.Col]) / n, Splits: splits,
 		Dim: x.d.Dim, VDim: x.d.ValueDim, Flags: when(!x.c.LSE.IsZero(), shaders.WantLSE), OutType: int(x.c.O.DType()),
 	}
-	if p.Pass == p.Of.Passes {
+	if p.Pass == p.Of.Passes { // the merge, after the splits of all chunks
 		o, lse := x.O.View(box, align), x.LSE.View(box, align)
 		x.params(w, p.Box, math.Log2E)
 		w.O, w.LSE = strides(o), strides(lse)
@@ -161,8 +161,8 @@ func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 	}
 	rows, arithmetic := x.K.Group*x.d.SeqQ, "float32 arithmetic"
 	p.Path = "split keys WGSL (decode)" + x.products()
-	if x.matrices != "" {
-		p.Path, load, arithmetic, p.Matrices = fmt.Sprintf("split keys (decode) on matrix units WGSL, products of %s, in splits of %d", x.matrices, x.tiling.Split), "for matrices in workgroup memory", "float32 sums", 1
+	if x.onMatrix != "" {
+		p.Path, load, arithmetic, p.Matrices = fmt.Sprintf("split keys (decode) on matrix units WGSL, products of %s, in splits of %d", x.onMatrix, x.tiling.Split), "for matrices in workgroup memory", "float32 sums", 1
 	} else if x.products() != "" {
 		arithmetic += " (" + x.noMatrix + ")"
 	}

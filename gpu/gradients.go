@@ -72,8 +72,8 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (backe
 		p.Backend, p.Limits = b.info.Name, b.info.Limits
 		p.Path = "WGSL by key blocks and query blocks"
 		why := ""
-		if x.matrices != "" {
-			p.Path, p.Matrices = "matrix units "+p.Path+x.matrices, 1
+		if x.onMatrix != "" {
+			p.Path, p.Matrices = "matrix units "+p.Path+x.onMatrix, 1
 		} else if g.LowPrecision {
 			why = "; not on matrix units: " + x.noMatrix
 		}
@@ -109,7 +109,7 @@ type gradients struct {
 	sums  backend.Tensor  // [B, H, Sq, 1] F32: a term of each row, zero if none is needed
 	ops   []*queue.Op
 
-	matrices, noMatrix string // the unit of the products on matrix units, or why there are none
+	onMatrix, noMatrix string // the products on matrix units, for plans, or why there are none
 }
 
 // newGradients returns the operations of g, with scratch from alloc, for the caller to release
@@ -251,7 +251,7 @@ func (x *gradients) tilingOf(of shaders.Result, columns int) tiling {
 	if x.noMatrix = "no LowPrecision with q, k, v and do of f16"; g.LowPrecision && g.Q.DType() == backend.F16 && g.K.DType() == backend.F16 && g.V.DType() == backend.F16 && g.DO.DType() == backend.F16 {
 		k, whyNot := x.b.matrices.Gradient(of, x.d.Dim, x.d.ValueDim, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
 		if x.noMatrix = whyNot; whyNot == "" {
-			x.matrices = fmt.Sprintf(", products of f16 matrices of %dx%dx%d", k.M, k.N, k.K)
+			x.onMatrix = fmt.Sprintf(", products of f16 matrices of %dx%dx%d", k.M, k.N, k.K)
 			return tiling{matrix: k}
 		}
 	}

@@ -106,7 +106,7 @@ func BenchmarkMatrices(b *testing.B) {
 		c := &backend.Call{Q: t(), K: t(), V: t(), O: t(), Problem: backend.Problem{LowPrecision: true, Scale: 0.125, Visible: backend.Everything()}}
 		c.Visible.Right = right
 		var made shaders.Matrix
-		op, whyNot, err := must.Get(be.newAttention(c))(b).matrix(func(s tune.Shape, dim int) (shaders.Matrix, string) {
+		op, whyNot, err := must.Get(be.newAttention(c))(b).matrixPrefill(func(s tune.Shape, dim int) (shaders.Matrix, string) {
 			k, whyNot := be.matrices.Kernel(s, dim)
 			change(&k)
 			if d := shaders.Describe(k); d.WorkgroupMemory > s.Limits.Memory || d.Threads > s.Limits.Threads {

@@ -77,7 +77,7 @@ func TestMatrixVariants(t *testing.T) {
 			ahead bool
 		}{{2, false}, {2, true}, {1, true}, {0, false}} {
 			check(t, b.run(context.Background(), "attention", func() (*queue.Op, error) {
-				x, whyNot, err := must.Get(b.newAttention(c))(t).matrix(func(s tune.Shape, dim int) (shaders.Matrix, string) {
+				x, whyNot, err := must.Get(b.newAttention(c))(t).matrixPrefill(func(s tune.Shape, dim int) (shaders.Matrix, string) {
 					k, whyNot := b.matrices.Kernel(s, dim)
 					if k.Vec != most || !k.Full {
 						t.Fatalf("the rule takes units of %d, full: %t", 4*k.Vec, k.Full)

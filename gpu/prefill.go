@@ -24,7 +24,7 @@ type prefill struct {
 	rows      int    // query rows of a workgroup
 	keys      int    // of a tile
 	split     int    // keys of a split, whose totals are state; 0 has no splits
-	matrices  string // the unit of the products on matrix units, or ""
+	onMatrix  string // the products on matrix units, for plans, or ""
 	noMatrix  string // why matrix units do not take the call
 }
 
@@ -161,7 +161,7 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 	align := x.cutter.Align
 	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align), x.V.View(p.Box, align)
 	o, lse := x.O.View(p.Box, align), x.LSE.View(p.Box, align)
-	if x.tiled || x.matrices != "" {
+	if x.tiled || x.onMatrix != "" {
 		q, k, v = q.Granules(), k.Granules(), v.Granules()
 	}
 	heads, blocks := p.Len(cut.Batch)*p.Len(cut.Head), ceil(p.Len(cut.Row), x.rows)
@@ -183,8 +183,8 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	p.Path = x.path
 	arithmetic := "float32 arithmetic"
-	if x.matrices != "" {
-		p.Path, arithmetic, p.Matrices = p.Path+", products of "+x.matrices, "float32 sums", 1
+	if x.onMatrix != "" {
+		p.Path, arithmetic, p.Matrices = p.Path+", products of "+x.onMatrix, "float32 sums", 1
 		if x.c.Split() {
 			p.Matrices = 3
 		}
@@ -201,17 +201,17 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 		x.d.Batch, batches, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Chunks, e.MaxChunk, x.keys)
 }
 
-// matrix returns a with the kernel on matrix units that choose picks, or the reason why it cannot run there.
-func (a *attention) matrix(choose matrixChooser) (x *prefill, whyNot string, err error) {
-	k, products, whyNot := a.matrices(choose)
+// matrixPrefill returns a with the kernel on matrix units that choose picks, or the reason why it cannot run there.
+func (a *attention) matrixPrefill(choose matrixChooser) (x *prefill, whyNot string, err error) {
+	k, products, whyNot := a.matrixKernel(choose)
 	if whyNot != "" {
 		return nil, whyNot, nil
 	}
-	x = &prefill{attention: a, path: "matrix units WGSL", matrices: products}
+	x = &prefill{attention: a, path: "matrix units WGSL", onMatrix: products}
 	if err := x.newCutter(prefillBuffers); err != nil {
 		return nil, "", err
 	}
-	x.kernel, x.rows, x.keys = x.onMatrices(k), k.TY*k.M, k.Keys
+	x.kernel, x.rows, x.keys = x.withOptions(k), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
 	made := shaders.Describe(k).Constants
 	whyNot, err = x.fit(tune.MatrixLoops(k)+x.rounds(2*int(made["EACH"]*made["FOURS"])), int(made["AREA"]), 1)
@@ -224,8 +224,8 @@ func (a *attention) matrix(choose matrixChooser) (x *prefill, whyNot string, err
 // matrixChooser picks a kernel on matrix units for heads of dim elements, or returns the reason why there is none.
 type matrixChooser func(s tune.Shape, dim int) (k shaders.Matrix, whyNot string)
 
-// matrices returns the kernel on matrix units that choose picks and describes its products, or returns the reason why a has none.
-func (a *attention) matrices(choose matrixChooser) (k shaders.Matrix, products, whyNot string) {
+// matrixKernel returns the kernel on matrix units that choose picks and describes its products, or returns the reason why a has none.
+func (a *attention) matrixKernel(choose matrixChooser) (k shaders.Matrix, products, whyNot string) {
 	c, t := a.c, a.c.V.DType()
 	if !c.LowPrecision || t.Quantised() || c.Q.DType() != t || c.K.DType() != t {
 		return k, "", "products on matrix units need LowPrecision, with q, k and v of one type: f16, bf16 or f32"
@@ -235,38 +235,10 @@ func (a *attention) matrices(choose matrixChooser) (k shaders.Matrix, products, 
 	return k, products + map[backend.DType]string{backend.BF16: ", to which bf16 is scaled exactly", backend.F32: ", three for one of f32"}[t], whyNot
 }
 
-// onMatrices returns k with the options of a, which has a cutter.
-func (a *attention) onMatrices(k shaders.Matrix) shaders.Variant {
+// withOptions returns k with the options of a, which has a cutter.
+func (a *attention) withOptions(k shaders.Matrix) shaders.Variant {
 	k.Both, k.Paged, k.Listed, k.Packed, k.Paired = a.both, a.HasTable(), a.listed(), a.packed != nil, a.kinds != tune.Pairs{}
 	return a.modded(k, false)
-}
-
-// unit is a call, or several that run as one, on a path if their batches are packed.
-type unit struct {
-	join.Unit
-	path path
-}
-
-// units returns the calls, or what runs several of them as one. Packed batches run so only on the path that the first of them
-// takes alone: on another one its bits might differ.
-func (b *Backend) units(calls []*backend.Call) (all []unit) {
-	if len(calls) == 1 {
-		return []unit{{Unit: join.Unit{Calls: calls, Call: calls[0]}}}
-	}
-	for _, x := range join.Units(calls, b.decodes, func(c *backend.Call) bool { return b.prefills(c).tiled }) {
-		if x.Packed == nil {
-			all = append(all, unit{Unit: x})
-			continue
-		}
-		if p := b.packed(x); p != nil {
-			all = append(all, unit{x, p})
-			continue
-		}
-		for _, one := range join.Alone(x.Calls) {
-			all = append(all, unit{Unit: one})
-		}
-	}
-	return all
 }
 
 // prefills returns the prefill path of c, the zero value if it has none.
@@ -280,11 +252,11 @@ func (b *Backend) prefills(c *backend.Call) (x prefill) {
 // packed returns the path of packed batches, or nil.
 func (b *Backend) packed(u join.Unit) path {
 	one := b.prefills(u.Calls[0])
-	if !one.tiled && one.matrices == "" {
+	if !one.tiled && one.onMatrix == "" {
 		return nil
 	}
 	x, err := b.prefillOf(u.Call, u.Packed)
-	if err != nil || x.tiled != one.tiled || x.matrices != one.matrices || x.HasTable() != (u.Call.Pages != nil) {
+	if err != nil || x.tiled != one.tiled || x.onMatrix != one.onMatrix || x.HasTable() != (u.Call.Pages != nil) {
 		return nil
 	}
 	for _, o := range x.cutter.Operands { // each must be one window of device memory
