@@ -34,16 +34,6 @@ type dispatch struct {
 	offset uint64 // of the parameters in the batch
 }
 
-// writes reports whether x writes to buf.
-func (x *dispatch) writes(buf cut.Buffer) bool {
-	for j, w := range x.windows {
-		if w.Buf == buf && x.pipeline.Kinds[j] == 'w' {
-			return true
-		}
-	}
-	return false
-}
-
 // batch is the submission that is being assembled. Its slices are used again by later
 // calls.
 type batch struct {
@@ -55,57 +45,6 @@ type batch struct {
 	compiled []port.Pipeline // of list
 	commands []port.Command
 	bindings []port.Binding
-}
-
-// add adds x with its present parameters.
-func (b *batch) add(x dispatch, align int) {
-	x.offset = uint64(cut.AlignUp(len(b.data), align))
-	b.data = append(b.data, make([]byte, int(x.offset)-len(b.data))...)
-	b.data = x.params.Append(b.data)
-	b.list = append(b.list, x)
-	b.work += x.work
-	b.seconds += x.seconds
-}
-
-// clear empties b.
-func (b *batch) clear() {
-	clear(b.list)
-	clear(b.compiled)
-	clear(b.commands)
-	clear(b.bindings)
-	*b = batch{list: b.list[:0], data: b.data[:0], compiled: b.compiled[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
-}
-
-// record writes the parameters to f's part of the ring and makes the commands of b.
-func (b *batch) record(d *Device, f *submission) error {
-	ring := &d.sent.ring
-	if err := d.Port.Write(ring.buf, f.lo, b.data); err != nil {
-		return d.wrap(err)
-	}
-	for i := range b.list {
-		x := &b.list[i]
-		f.pipelines = append(f.pipelines, x.pipeline)
-		b.copies(x.before)
-		from := len(b.bindings)
-		for j, w := range x.windows {
-			if w.Buf == nil {
-				w = cut.Window{Buf: d.blank[j], Size: resource.MinBytes}
-			}
-			b.bindings = append(b.bindings, port.Binding{Buffer: w.Buf, Offset: w.Offset, Size: w.Size})
-		}
-		b.bindings = slices.Insert(b.bindings, from+x.pipeline.Uniform,
-			port.Binding{Buffer: ring.buf, Offset: f.lo + x.offset, Size: uint64(x.params.Size())})
-		b.commands = append(b.commands, port.Command{Pipeline: b.compiled[i], Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
-		b.copies(x.after)
-	}
-	return nil
-}
-
-// copies records copies between buffers.
-func (b *batch) copies(list []cut.Copy) {
-	for _, c := range list {
-		b.commands = append(b.commands, port.Command{Src: c.Src, SrcOffset: c.SrcOffset, Dst: c.Dst, DstOffset: c.DstOffset, Size: c.Size})
-	}
 }
 
 // add queues a dispatch, and submits what is queued before it when both together exceed
@@ -132,6 +71,16 @@ func (r *Runner) add(x *dispatch) error {
 	b.add(*x, ring.align)
 	x.before = nil // later dispatches of the step find the windows filled
 	return nil
+}
+
+// add adds x with its present parameters.
+func (b *batch) add(x dispatch, align int) {
+	x.offset = uint64(cut.AlignUp(len(b.data), align))
+	b.data = append(b.data, make([]byte, int(x.offset)-len(b.data))...)
+	b.data = x.params.Append(b.data)
+	b.list = append(b.list, x)
+	b.work += x.work
+	b.seconds += x.seconds
 }
 
 // push submits what is queued.
@@ -199,8 +148,59 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 		s.mu.Unlock()
 		return 0, err
 	}
-	s.add(f)
+	s.noteStart(f)
 	return t, nil
+}
+
+// record writes the parameters to f's part of the ring and makes the commands of b.
+func (b *batch) record(d *Device, f *submission) error {
+	ring := &d.sent.ring
+	if err := d.Port.Write(ring.buf, f.lo, b.data); err != nil {
+		return d.wrap(err)
+	}
+	for i := range b.list {
+		x := &b.list[i]
+		f.pipelines = append(f.pipelines, x.pipeline)
+		b.copies(x.before)
+		from := len(b.bindings)
+		for j, w := range x.windows {
+			if w.Buf == nil {
+				w = cut.Window{Buf: d.blank[j], Size: resource.MinBytes}
+			}
+			b.bindings = append(b.bindings, port.Binding{Buffer: w.Buf, Offset: w.Offset, Size: w.Size})
+		}
+		b.bindings = slices.Insert(b.bindings, from+x.pipeline.Uniform,
+			port.Binding{Buffer: ring.buf, Offset: f.lo + x.offset, Size: uint64(x.params.Size())})
+		b.commands = append(b.commands, port.Command{Pipeline: b.compiled[i], Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
+		b.copies(x.after)
+	}
+	return nil
+}
+
+// copies records copies between buffers.
+func (b *batch) copies(list []cut.Copy) {
+	for _, c := range list {
+		b.commands = append(b.commands, port.Command{Src: c.Src, SrcOffset: c.SrcOffset, Dst: c.Dst, DstOffset: c.DstOffset, Size: c.Size})
+	}
+}
+
+// clear empties b.
+func (b *batch) clear() {
+	clear(b.list)
+	clear(b.compiled)
+	clear(b.commands)
+	clear(b.bindings)
+	*b = batch{list: b.list[:0], data: b.data[:0], compiled: b.compiled[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
+}
+
+// writes reports whether x writes to buf.
+func (x *dispatch) writes(buf cut.Buffer) bool {
+	for j, w := range x.windows {
+		if w.Buf == buf && x.pipeline.Kinds[j] == 'w' {
+			return true
+		}
+	}
+	return false
 }
 
 // ring is the uniform buffer of a device. Parameters follow one another and are overwritten

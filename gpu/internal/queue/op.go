@@ -35,11 +35,6 @@ type Op struct {
 	Kernel shaders.Variant
 }
 
-// NewCutter returns a Cutter for operands on the device.
-func (d *Device) NewCutter(inner, granule int, operands ...*cut.Operand) *cut.Cutter {
-	return cut.New(d.cutLimits(), d.Memory(), inner, granule, operands...)
-}
-
 // Sweep is how a box is computed.
 type Sweep struct {
 	Box    cut.Box // narrowed to the columns that it needs
@@ -67,6 +62,11 @@ type Step struct {
 	Params  shaders.Params // contents of the uniform
 	Groups  int            // workgroups
 	Each    float64        // operations of a workgroup, at most
+}
+
+// NewCutter returns a Cutter for operands on the device.
+func (d *Device) NewCutter(inner, granule int, operands ...*cut.Operand) *cut.Cutter {
+	return cut.New(d.cutLimits(), d.Memory(), inner, granule, operands...)
 }
 
 // Queue cuts operations into dispatches and adds them to the batch. It submits a batch that is full; Do
@@ -102,7 +102,7 @@ func (r *Runner) Queue(ops ...*Op) (err error) {
 				}
 				box = p.Of.Box
 			}
-			return r.dispatch(op.Step(p))
+			return r.queueStep(op.Step(p))
 		})
 		if err != nil {
 			return err
@@ -170,8 +170,8 @@ func (op *Op) walk(r *Runner, k *checkpoint, table port.Buffer, f func(p Chunk) 
 // tableBytes returns the size of the table.
 func (op *Op) tableBytes() uint64 { return max(op.Filled, uint64(len(op.Table))) }
 
-// dispatch queues a step after copies. Its parameters are shaders.Ranged.
-func (r *Runner) dispatch(s Step, before ...cut.Copy) error {
+// queueStep queues the dispatches of a step after copies. Its parameters are shaders.Ranged.
+func (r *Runner) queueStep(s Step, before ...cut.Copy) error {
 	x := dispatch{pipeline: r.d.Pipelines.Of(s.Kernel), windows: s.Windows, params: s.Params, before: before}
 	if n := len(x.pipeline.Kinds); n < len(s.Windows) {
 		_, err := shaders.Render(s.Kernel)
@@ -181,7 +181,7 @@ func (r *Runner) dispatch(s Step, before ...cut.Copy) error {
 		return err
 	}
 	for first, n := 0, 0; first < s.Groups; first += n {
-		n, x.grid = r.d.next(&s, first, r.deadline)
+		n, x.grid = r.d.groupsFrom(&s, first, r.deadline)
 		s.Params.(shaders.Ranged).SetRange(first, first+n)
 		x.work = float64(n) * s.Each
 		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.Each)
@@ -222,7 +222,7 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 		s := op.Step(p)
 		for _, s := range append(s.shifts(), s) {
 			for first, n := 0, 0; first < s.Groups; first += n {
-				n, _ = d.next(&s, first, time.Time{})
+				n, _ = d.groupsFrom(&s, first, time.Time{})
 				e.Dispatches++
 			}
 		}
@@ -250,7 +250,7 @@ func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
 		}
 		x.Sizes = slices.Insert(x.Sizes, d.Pipelines.Of(s.Kernel).Uniform, uint64(s.Params.Size()))
 		for first := 0; first < s.Groups; first += x.Groups {
-			x.Groups, x.Grid = d.next(&s, first, time.Time{})
+			x.Groups, x.Grid = d.groupsFrom(&s, first, time.Time{})
 			s.Params.(shaders.Ranged).SetRange(first, first+x.Groups)
 			if err := f(x); err != nil {
 				return err

@@ -94,9 +94,9 @@ func (p *pacing) full(seconds, work float64, deadline time.Time) bool {
 	return seconds > p.share(deadline) || work > p.maxWork
 }
 
-// next returns the number of workgroups of the dispatch that begins with workgroup first of a step, and the grid that contains
+// groupsFrom returns the number of workgroups of the dispatch that begins with workgroup first of a step, and the grid that contains
 // them. They respect the time of a submission, by the deadline of its call, and the limit of workgroups a dimension.
-func (d *Device) next(s *Step, first int, deadline time.Time) (n int, grid [3]uint32) {
+func (d *Device) groupsFrom(s *Step, first int, deadline time.Time) (n int, grid [3]uint32) {
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
 	n = min(s.Groups-first, d.pacing.atOnce(d.Pipelines.Of(s.Kernel).Pace.Speed(), s.Each, deadline), dim*dim)
 	x := min(n, dim)

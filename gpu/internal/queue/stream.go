@@ -72,8 +72,8 @@ func (s *stream) note(submissions int) {
 	}
 }
 
-// stage gives a step buffers for its staged windows. In a rehearsal it only follows what
-// would be moved.
+// stage gives a dispatch buffers for its staged windows, those of host memory and gathered ones.
+// In a rehearsal it only follows what would be moved.
 func (r *Runner) stage(x *dispatch) error {
 	if slices.ContainsFunc(x.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
 		r.staged++
@@ -260,7 +260,7 @@ func (r *Runner) fill(x *dispatch, j int, a *cut.Staged) (err error) {
 			s.Windows[0].Buf, s.Windows[1].Buf = r.held.words, *buf
 			whole = append(whole, a.Copies([]cut.Run{run.Words()}, r.held.words, false)...)
 		}
-		if err := r.dispatch(s, whole...); err != nil {
+		if err := r.queueStep(s, whole...); err != nil {
 			return err
 		}
 		whole = nil

@@ -109,8 +109,8 @@ func (d *Device) room(ctx context.Context, bytes uint64, seconds float64) (*subm
 	}
 }
 
-// add notes that f was submitted. The caller holds submitting.
-func (s *sent) add(f *submission) {
+// noteStart notes that f was submitted. The caller holds submitting.
+func (s *sent) noteStart(f *submission) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f.due = f.began; s.due.After(f.due) {

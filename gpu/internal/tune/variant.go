@@ -56,6 +56,33 @@ type Variant struct {
 	Scalar bool
 }
 
+// Shape is the part of a call that the choice of a variant depends on.
+type Shape struct {
+	Pairs
+	Tiling   Tiling
+	ValueDim int
+	Heads    int // of all batches
+	SeqQ     int
+
+	In, KV   backend.DType // of queries, and of keys and values
+	Partial  bool          // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
+	Wide     bool          // elements along D are adjacent, and rows begin at multiples of 4
+	Eights   bool          // the same with multiples of 8
+	Half     bool          // the output has 16-bit elements
+	Software bool          // the device is a software driver
+	Direct   bool          // the device is fastest with D; set by Tuner
+	NVIDIA   bool          // the device is a GPU of NVIDIA; set by Tuner
+	OwnExp2  bool          // kernels use the device's exp2
+	Limits   Limits
+}
+
+// Limits are the limits of a device that a variant must keep.
+type Limits struct {
+	Threads int    // of a workgroup
+	Memory  int    // of a workgroup, in bytes
+	Binding uint64 // bytes of a storage buffer binding
+}
+
 // blocking is what a thread and a stage have of a tile.
 type blocking struct {
 	name       string
@@ -220,33 +247,6 @@ func (s Shape) Kernel(v Variant) shaders.Flash {
 	k.Masks, k.Blocked, k.Biases = s.option(v, s.Mask), s.option(v, s.Blocks), s.biases(v)
 	k.Sloped, k.Capped, k.Drops = s.option(v, s.Slopes), s.option(v, s.Softcap), s.option(v, s.Dropout)
 	return k
-}
-
-// Limits are the limits of a device that a variant must keep.
-type Limits struct {
-	Threads int    // of a workgroup
-	Memory  int    // of a workgroup, in bytes
-	Binding uint64 // bytes of a storage buffer binding
-}
-
-// Shape is the part of a call that the choice of a variant depends on.
-type Shape struct {
-	Pairs
-	Tiling   Tiling
-	ValueDim int
-	Heads    int // of all batches
-	SeqQ     int
-
-	In, KV   backend.DType // of queries, and of keys and values
-	Partial  bool          // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
-	Wide     bool          // elements along D are adjacent, and rows begin at multiples of 4
-	Eights   bool          // the same with multiples of 8
-	Half     bool          // the output has 16-bit elements
-	Software bool          // the device is a software driver
-	Direct   bool          // the device is fastest with D; set by Tuner
-	NVIDIA   bool          // the device is a GPU of NVIDIA; set by Tuner
-	OwnExp2  bool          // kernels use the device's exp2
-	Limits   Limits
 }
 
 // Fits returns "" for variants that can run calls of the shape, else the reason.
