@@ -44,12 +44,6 @@ type CallOptions struct {
 	SharePrefix bool
 }
 
-// batch is the sequences that a call appends to or attends to: those of a [Cache] or of a [Batch].
-type batch struct {
-	pool *pool
-	seqs []*Sequence
-}
-
 // Attention attends from the last tokens of each sequence to all of its tokens, or to
 // those of the window, and allocates the result, for the caller to Release:
 //
@@ -102,38 +96,15 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 	return out, err
 }
 
-// check returns an error for sequences that cannot be used. With once, each may be among them once only.
-func (x *batch) check(once bool) error {
-	p := x.pool.orNone()
-	if err := p.released(); err != nil {
-		return err
-	}
-	if len(x.seqs) == 0 {
-		return fmt.Errorf("the batch has no sequences: %w", kernels.ErrShape)
-	}
-	for i, s := range x.seqs {
-		if s == nil {
-			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, kernels.ErrOption)
-		}
-		if err := s.usable(p); err != nil {
-			return fmt.Errorf("sequence %d: %w", i, err)
-		}
-		if once && p.paged && slices.Index(x.seqs, s) < i {
-			return fmt.Errorf("sequence %d is there twice, to continue it in two ways Fork it: %w", i, kernels.ErrOption)
-		}
-	}
-	return nil
-}
-
 // step is one attention call to a cache. It is kept for the next one, which does not allocate then.
 type step struct {
 	call    *kernels.Call
 	q, k, v kernels.Tensor
-	asked   CallOptions
-	opt     kernels.Options // of the call
+	asked   CallOptions     // of the caller
+	opt     kernels.Options // with which call is prepared
 	memory  turn.Memory
 
-	count, klen, offsets, from []int
+	count, klen, offsets, from []int // of each sequence: rows of q, keys, and of its first row the Offset and the position
 	pages                      kernels.Pages
 	window                     kernels.Window
 }
@@ -172,7 +143,7 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	if n := q.Shape()[kernels.Batch]; n != len(seqs) {
 		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), kernels.ErrShape)
 	}
-	if err := p.check(opt); err != nil {
+	if err := p.checkOptions(opt); err != nil {
 		return err
 	}
 	s.count, err = op.Counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q")
@@ -232,8 +203,8 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Te
 	return err
 }
 
-// check refuses options that the cache sets, or that cannot be combined with its window or a shared prefix.
-func (p *pool) check(opt *CallOptions) error {
+// checkOptions refuses options that the cache sets, or that cannot be combined with its window or a shared prefix.
+func (p *pool) checkOptions(opt *CallOptions) error {
 	on, window, share := op.CachePath, p.config.Window > 0, opt.SharePrefix && p.paged
 	switch {
 	case window && opt.Bidirectional:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
@@ -37,8 +38,7 @@ type placement struct {
 	pages []int32
 	first int // position of the token in the first row
 	n     int // number of tokens appended: the last one is at position n-1
-	// stale is the number of rows at the start that a failed append may have
-	// overwritten.
+	// stale is the number of rows at the start that a failed append may have overwritten.
 	stale int
 }
 
@@ -47,6 +47,35 @@ func (r *placement) used() int { return r.n - r.first }
 
 // oldest returns the position of the first token that can still be read.
 func (r *placement) oldest() int { return r.first + r.stale }
+
+// batch is the sequences that a call appends to (append.go) or attends to (call.go): those of a [Cache] or of a [Batch].
+type batch struct {
+	pool *pool
+	seqs []*Sequence
+}
+
+// check returns an error for sequences that cannot be used. With once, each may be among them once only.
+func (x *batch) check(once bool) error {
+	p := x.pool.orNone()
+	if err := p.released(); err != nil {
+		return err
+	}
+	if len(x.seqs) == 0 {
+		return fmt.Errorf("the batch has no sequences: %w", kernels.ErrShape)
+	}
+	for i, s := range x.seqs {
+		if s == nil {
+			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, kernels.ErrOption)
+		}
+		if err := s.usable(p); err != nil {
+			return fmt.Errorf("sequence %d: %w", i, err)
+		}
+		if once && p.paged && slices.Index(x.seqs, s) < i {
+			return fmt.Errorf("sequence %d is there twice, to continue it in two ways Fork it: %w", i, kernels.ErrOption)
+		}
+	}
+	return nil
+}
 
 // configure checks what both caches have in common and fills in its defaults.
 func (p *pool) configure(ctx context.Context, c Config) error {
