@@ -121,7 +121,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, offset: i3
     return r;
 }
 
-// The parts of main, in the order of the formula.
+// The parts of main, in the order of the formula. Those that load keys and values are in decode/keys.wgsl and values.wgsl.
 
 // skip_tiles moves next to the first tile that a row sees.
 @inline fn skip_tiles() {

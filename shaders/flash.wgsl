@@ -117,8 +117,8 @@ fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
     return stored_v(v_row(v_at, batch, key), 4u * (turn % VP * (TX * CV) + x % (TX * CV)), p.vdim, p.v.d);
 }
 
-// The parts of main, in the order of the formula. A thread has rows r0 + ty·ROWS + 4·h + 0..3 of the box, h <
-// RV, and keys j0 + tx + TX·j of the chunk, j < KT.
+// The parts of main, in the order of the formula. Others are in common/tiles.wgsl and common/parts.wgsl. A thread has
+// rows r0 + ty·ROWS + 4·h + 0..3 of the box, h < RV, and keys j0 + tx + TX·j of the chunk, j < KT.
 
 // skip_tiles moves tile to the next one of which the block mask shows a pair, and sets mixed if it hides
 // another. It is a loop of its own, because a software driver executes the rest of a loop body after a

@@ -27,11 +27,11 @@
 // variables of its caller, and its caller sees those that it declares. The main function of a large
 // kernel is a list of inline functions in the order of the formula.
 //
-// Declarations that several kernels use are in common. Render adds those that a variant uses.
+// A folder with the name of a kernel has more of that kernel. Declarations that several kernels use are in
+// common; Render adds those that a variant uses.
 //
-// Lengths, strides and visibility are parameters, not constants: calls of different lengths run the
-// same code. [AttentionParams] and the other parameter types are generated from the WGSL structures
-// of the same names.
+// Lengths, strides and visibility are parameters, not constants: calls of different lengths run the same code.
+// [AttentionParams] and the other parameter types are generated from the WGSL structures of the same names.
 package shaders
 
 //go:generate go run ./_generate
