@@ -39,11 +39,11 @@ type Problem struct {
 	Dims backend.Dims
 	// Regions are the parts of the scores that need a backend call each; nil means that one call computes all.
 	Regions []Region
-	Lists   KeyLists // of a sparse attention
+	Lists   KeyLists // of Options.KeyIndices
 }
 
-// Each calls f with each region of p and its problem, unless p has no scores. A region of a call with lists of keys is
-// one part of those of [KeyLists], and listed are its keys; otherwise listed is nil.
+// Each calls f with each region of p and its problem, unless p has no scores. Where p has lists of keys, it divides the
+// regions further, into rows that see the same listed keys; otherwise listed is nil.
 func (p *Problem) Each(f func(x Region, own backend.Problem, listed [][]int32) error) error {
 	if Empty(p.Dims) {
 		return nil
@@ -69,6 +69,87 @@ func (p *Problem) Each(f func(x Region, own backend.Problem, listed [][]int32) e
 	}
 	return nil
 }
+
+// Cut returns the canonical problem of part x of p.
+func (p *Problem) Cut(x Region) backend.Problem {
+	q := p.Problem
+	b0, b1, h0, h1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[backend.Heads], x.Hi[backend.Heads]
+	q.Visible = x.visible(p.Visible)
+	relative := x.Relative(p.Dims.SeqQ)
+	q.Mask, q.Bias, q.Relative = x.Scores(p.Mask), x.Scores(p.Bias), relative.Scores(p.Relative)
+	if !p.Blocks.IsZero() {
+		blocks := x.Blocks(p.BlockQ, p.BlockK)
+		q.Blocks = blocks.Scores(p.Blocks)
+	}
+	switch n := p.Dims.Heads; {
+	case len(p.Slopes) > n: // heads are cut within one batch only
+		q.Slopes = p.Slopes[b0*n+h0 : (b1-1)*n+h1]
+	case p.Slopes != nil:
+		q.Slopes = p.Slopes[h0:h1]
+	}
+	if p.Sinks != nil {
+		q.Sinks = p.Sinks[h0:h1]
+	}
+	for axis := range x.Lo {
+		q.Dropout.First[axis] += x.Lo[axis]
+	}
+	if p.ScoreMod != nil {
+		mod := *p.ScoreMod // positions of rows count from the first key: see visible
+		for axis, from := range [4]int{backend.Seq: backend.Dim, backend.Batch: backend.Batch, backend.Heads: backend.Heads, backend.Dim: backend.Dim} {
+			mod.First[axis] += x.Lo[from]
+		}
+		q.ScoreMod = &mod
+	}
+	return q
+}
+
+// visible returns the rule v for the rows and keys of x, counted from their first ones.
+func (x Region) visible(v backend.Visibility) backend.Visibility {
+	first, keys := x.Lo[Key], x.Len(Key)
+	v.Offset += x.Lo[backend.Seq] - first
+	if v.Offsets != nil {
+		v.Offsets = v.Offsets[x.Lo[backend.Batch]:x.Hi[backend.Batch]]
+	}
+	if x.Ahead {
+		v.Right = backend.Unbounded
+	}
+	if x.Behind {
+		v.Left = backend.Unbounded
+	}
+	if v.KLen == nil && x.Limit >= x.Hi[Key] {
+		return v
+	}
+	n := make([]int, x.Len(backend.Batch))
+	for b := range n {
+		n[b] = x.Limit
+		if v.KLen != nil {
+			n[b] = min(n[b], v.KLen[x.Lo[backend.Batch]+b])
+		}
+		n[b] = max(0, min(n[b]-first, keys))
+	}
+	v.KLen = n
+	return v
+}
+
+// PagesOf returns the pages of the batches and keys of x. size is the number of keys of a page.
+func (x Region) PagesOf(p *backend.Pages, size int) (*backend.Pages, error) {
+	b0, b1, j0, j1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[Key], x.Hi[Key]
+	if b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
+		return p, nil
+	}
+	if j0%size != 0 {
+		return nil, fmt.Errorf("a segment of batch %d, or a span longer than the window, begins at key %d, inside a page: with pages, it must begin at a multiple of %d: %w", b0, j0, size, backend.ErrUnsupported)
+	}
+	own := &backend.Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
+	for b, row := range p.Table[b0:b1] {
+		own.Table[b] = row[min(j0/size, len(row)):]
+	}
+	return own, nil
+}
+
+// Empty reports whether a call of lengths d has no scores: its result is empty, or its rows
+// have no keys.
+func Empty(d backend.Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }
 
 // SplitSegments returns a region for each run of rows with one id, over the keys with that id.
 func (x Region) SplitSegments(p *Problem, rows, keys []int32) ([]Region, error) {
@@ -164,87 +245,6 @@ func (x Region) AppendTo(all []Region, p *Problem) []Region {
 	}
 	return all
 }
-
-// Cut returns the canonical problem of part x of p.
-func (p *Problem) Cut(x Region) backend.Problem {
-	q := p.Problem
-	b0, b1, h0, h1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[backend.Heads], x.Hi[backend.Heads]
-	q.Visible = x.visible(p.Visible)
-	relative := x.Relative(p.Dims.SeqQ)
-	q.Mask, q.Bias, q.Relative = x.Scores(p.Mask), x.Scores(p.Bias), relative.Scores(p.Relative)
-	if !p.Blocks.IsZero() {
-		blocks := x.Blocks(p.BlockQ, p.BlockK)
-		q.Blocks = blocks.Scores(p.Blocks)
-	}
-	switch n := p.Dims.Heads; {
-	case len(p.Slopes) > n: // heads are cut within one batch only
-		q.Slopes = p.Slopes[b0*n+h0 : (b1-1)*n+h1]
-	case p.Slopes != nil:
-		q.Slopes = p.Slopes[h0:h1]
-	}
-	if p.Sinks != nil {
-		q.Sinks = p.Sinks[h0:h1]
-	}
-	for axis := range x.Lo {
-		q.Dropout.First[axis] += x.Lo[axis]
-	}
-	if p.ScoreMod != nil {
-		mod := *p.ScoreMod // positions of rows count from the first key: see visible
-		for axis, from := range [4]int{backend.Seq: backend.Dim, backend.Batch: backend.Batch, backend.Heads: backend.Heads, backend.Dim: backend.Dim} {
-			mod.First[axis] += x.Lo[from]
-		}
-		q.ScoreMod = &mod
-	}
-	return q
-}
-
-// visible returns the rule v for the rows and keys of x, counted from their first ones.
-func (x Region) visible(v backend.Visibility) backend.Visibility {
-	first, keys := x.Lo[Key], x.Len(Key)
-	v.Offset += x.Lo[backend.Seq] - first
-	if v.Offsets != nil {
-		v.Offsets = v.Offsets[x.Lo[backend.Batch]:x.Hi[backend.Batch]]
-	}
-	if x.Ahead {
-		v.Right = backend.Unbounded
-	}
-	if x.Behind {
-		v.Left = backend.Unbounded
-	}
-	if v.KLen == nil && x.Limit >= x.Hi[Key] {
-		return v
-	}
-	n := make([]int, x.Len(backend.Batch))
-	for b := range n {
-		n[b] = x.Limit
-		if v.KLen != nil {
-			n[b] = min(n[b], v.KLen[x.Lo[backend.Batch]+b])
-		}
-		n[b] = max(0, min(n[b]-first, keys))
-	}
-	v.KLen = n
-	return v
-}
-
-// PagesOf returns the pages of the batches and keys of x. size is the number of keys of a page.
-func (x Region) PagesOf(p *backend.Pages, size int) (*backend.Pages, error) {
-	b0, b1, j0, j1 := x.Lo[backend.Batch], x.Hi[backend.Batch], x.Lo[Key], x.Hi[Key]
-	if b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
-		return p, nil
-	}
-	if j0%size != 0 {
-		return nil, fmt.Errorf("a segment of batch %d, or a span longer than the window, begins at key %d, inside a page: with pages, it must begin at a multiple of %d: %w", b0, j0, size, backend.ErrUnsupported)
-	}
-	own := &backend.Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
-	for b, row := range p.Table[b0:b1] {
-		own.Table[b] = row[min(j0/size, len(row)):]
-	}
-	return own, nil
-}
-
-// Empty reports whether a call of lengths d has no scores: its result is empty, or its rows
-// have no keys.
-func Empty(d backend.Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }
 
 // KeyLists are the valid lists of a call. Each is in ascending order.
 type KeyLists struct {
