@@ -79,7 +79,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	most[cut.Row] = min(rows, d.SeqQ)
 	most[cut.Head] = min(rows/most[cut.Row], d.Heads)
 	most[cut.Batch] = min(rows/most[cut.Row]/most[cut.Head], d.Batch)
-	a.limit(x.cutter)
+	a.options.limit(x.cutter)
 	return x, x.cutter.Fits(x.seen)
 }
 
@@ -97,14 +97,14 @@ func (x *decode) variants() error {
 	el := cut.GranuleBytes / kv.Size()
 	x.wide = !kv.Quantised() && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	k, bad := x.tiling.Decode(shaders.Decode{
-		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Listed: x.listed(), Wide: x.wide, Both: x.both, Low: x.c.WeightType() != backend.F32,
-		Extra: x.flags&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
+		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(kv), Paged: x.HasTable(), Listed: x.listed(), Wide: x.wide, Both: x.options.both, Low: x.c.WeightType() != backend.F32,
+		Extra: x.options.flags&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), Rows: x.rows,
 	}, x.d.Dim, x.b.info.Type == backend.CPU, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
 	if bad != "" {
 		return fmt.Errorf("decoding needs %s, %s has %d and %d: %w",
 			bad, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
-	x.splits, x.rows = x.modded(k, false), k.Rows
+	x.splits, x.rows = x.options.modded(k, false), k.Rows
 	return nil
 }
 
@@ -136,7 +136,7 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 	}
 	if p.Pass == p.Of.Passes { // the merge, after the splits of all chunks
 		o, lse := x.O.View(box, align), x.LSE.View(box, align)
-		x.params(w, p.Box, math.Log2E)
+		x.options.params(w, p.Box, math.Log2E)
 		w.O, w.LSE = strides(o), strides(lse)
 		return queue.Step{
 			Kernel: x.merge, Params: w, Windows: []cut.Window{p.State, o.Window, lse.Window},

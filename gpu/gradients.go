@@ -276,8 +276,8 @@ func (t tiling) loops(dim, valueDim int) int {
 // pass is an operation of gradient.wgsl: workgroups compute the scores of their tiles again and
 // leave sums in the state of a box. Another kernel then reads them.
 type pass struct {
-	x *gradients
-	scoreOptions
+	x                 *gradients
+	options           scoreOptions
 	q, k, v, do, info *cut.Operand
 	cutter            *cut.Cutter
 	tile              tiling
@@ -290,7 +290,7 @@ func (x *gradients) newPass(of shaders.Result, tile tiling, columns, inner, gran
 	d, g := x.d, x.g
 	pairs, _ := x.pairs() // without the error that check returns
 	s := &pass{
-		x: x, scoreOptions: newScoreOptions(&x.p, d.Heads, &pairs), tile: tile,
+		x: x, options: newScoreOptions(&x.p, d.Heads, &pairs), tile: tile,
 		q: cut.Reads("q", g.Q, cut.RowAxes, 1), k: cut.Reads("k", g.K, cut.KeyAxes, x.group), v: cut.Reads("v", g.V, cut.KeyAxes, x.group),
 		do: cut.Reads("do", g.DO, cut.RowAxes, 1), info: cut.Reads("scratch", x.rows, cut.RowAxes, 1),
 	}
@@ -299,7 +299,7 @@ func (x *gradients) newPass(of shaders.Result, tile tiling, columns, inner, gran
 		o.Heads = heads
 	}
 	s.cutter = x.b.dev.NewCutter(inner, granule, append(append(list, s.k, s.v), to...)...)
-	s.limit(s.cutter)
+	s.options.limit(s.cutter)
 	s.cutter.AlignGranules()
 	s.cutter.StateAbove = -1
 
@@ -312,15 +312,15 @@ func (x *gradients) newPass(of shaders.Result, tile tiling, columns, inner, gran
 	}
 	if k := tile.matrix; k.M > 0 {
 		k.Expand = expand
-		k.Vec, k.Full, k.Both, k.Paired = wide, wide && k.Depth == d.Dim && k.Columns == d.ValueDim, s.both, s.kinds != tune.Pairs{}
-		s.kernel = s.modded(k, true)
+		k.Vec, k.Full, k.Both, k.Paired = wide, wide && k.Depth == d.Dim && k.Columns == d.ValueDim, s.options.both, s.options.kinds != tune.Pairs{}
+		s.kernel = s.options.modded(k, true)
 		return s
 	}
 	wide = wide && expand == shaders.Full
-	s.kernel = s.modded(shaders.Gradient{
+	s.kernel = s.options.modded(shaders.Gradient{
 		Expand: expand, In: shaders.Type(g.Q.DType()), KV: shaders.Type(g.K.DType()), DO: shaders.Type(g.DO.DType()), Vec: wide,
 		Full: wide && d.Dim%(4*gradientDepths) == 0 && d.ValueDim%(4*gradientDepths) == 0 && (of == shaders.DS || columns%s.tile.columns() == 0 && (of == shaders.DQ || d.Dim == d.ValueDim)),
-		Both: s.both, Paired: s.kinds != tune.Pairs{}, Of: of, TX: s.tile.tx(), TY: s.tile.ty, QD: gradientDepths,
+		Both: s.options.both, Paired: s.options.kinds != tune.Pairs{}, Of: of, TX: s.tile.tx(), TY: s.tile.ty, QD: gradientDepths,
 	}, true)
 	return s
 }
@@ -331,7 +331,7 @@ func (x *gradients) newPass(of shaders.Result, tile tiling, columns, inner, gran
 func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, dispatch func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step), last func(p queue.Chunk) queue.Step) {
 	d, c := s.x.d, s.cutter
 	s.x.ops = append(s.x.ops, &queue.Op{
-		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained, Table: s.table(nil),
+		Cutter: c, Space: cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1), Chained: chained, Table: s.options.table(nil),
 		Sweep: func(box cut.Box, chunk int) queue.Sweep {
 			seen := narrow(box)
 			return queue.Sweep{Box: seen, Chunk: chunk, Passes: 1, After: steps, State: c.State(seen)}
@@ -346,7 +346,7 @@ func (s *pass) add(chained bool, steps int, narrow func(box cut.Box) cut.Box, di
 				KVHeads: ceil(p.Len(cut.Head), s.x.group), Group: s.x.group, AllKeys: d.SeqK, Dim: d.Dim, VDim: d.ValueDim,
 				Flags: when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave), Q: strides(q), K: strides(k), V: strides(v), O: strides(do), S: strides(info),
 			}
-			mask, bias, more := s.bind(w, p, c.Align, 1)
+			mask, bias, more := s.options.bind(w, p, c.Align, 1)
 			windows := append([]cut.Window{q.Window, k.Window, v.Window, do.Window, info.Window, mask, bias, p.State}, more...)
 			step := queue.Step{Kernel: s.kernel, Params: w, Windows: windows}
 			dispatch(p, w, &step)
@@ -400,7 +400,7 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 		return box.Len(cut.Batch) * owners * length * pitch
 	}
 	c.State = func(box cut.Box) uint64 { return uint64(4 * len(results) * sums(box)) }
-	loops := tile.loops(x.d.Dim, x.d.ValueDim) + s.rounds(17)
+	loops := tile.loops(x.d.Dim, x.d.ValueDim) + s.options.rounds(17)
 	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+len(results)*tile.columns())*tile.owned()) // for a row, or a key, of the tiles
 	c.Most[inner] = cut.LongestChunk(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.ChunkWork(s.kernel))
 	s.add(false, len(to), func(box cut.Box) cut.Box {

@@ -74,13 +74,13 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 		return "", err
 	}
 	kernel := s.Kernel(v)
-	kernel.Both, kernel.Paged, kernel.Low = x.both, x.HasTable(), x.c.WeightType() != backend.F32
+	kernel.Both, kernel.Paged, kernel.Low = x.options.both, x.HasTable(), x.c.WeightType() != backend.F32
 	kernel.Listed, kernel.Packed = x.listed(), x.packed != nil
 	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
-	x.kernel, x.rows, x.keys = x.modded(kernel, false), v.Rows(), v.Keys
+	x.kernel, x.rows, x.keys = x.options.modded(kernel, false), v.Rows(), v.Keys
 	x.cutter.StateAbove = v.Split
 	// A second area, for the state of chunks, at most doubles it.
-	whyNot, err = x.fit(v.Loops(x.d.Dim, x.d.ValueDim, s.Mask)+x.rounds(kernel.RV*kernel.KT), v.Area(x.d.ValueDim), 2)
+	whyNot, err = x.fit(v.Loops(x.d.Dim, x.d.ValueDim, s.Mask)+x.options.rounds(kernel.RV*kernel.KT), v.Area(x.d.ValueDim), 2)
 	if whyNot == "" {
 		x.split, x.tiled = v.Split, true
 	}
@@ -123,13 +123,13 @@ func (x *prefill) plain(because string) error {
 	}
 	x.path, x.why = "plain WGSL", because
 	x.rows, x.keys = cut.Tile, cut.Tile
-	x.kernel = x.modded(shaders.Attention{
+	x.kernel = x.options.modded(shaders.Attention{
 		In: shaders.Type(x.c.Q.DType()), KV: shaders.Type(x.c.K.DType()),
-		Paged: x.HasTable(), Listed: x.listed(), Both: x.both, Low: x.c.WeightType() != backend.F32, DVB: blocks,
+		Paged: x.HasTable(), Listed: x.listed(), Both: x.options.both, Low: x.c.WeightType() != backend.F32, DVB: blocks,
 	}, false)
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging and
 	// products of a stage, options, maxima, exponentials, and the blocks of columns.
-	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4*(1+4)+8*(2+2*4)) + 4*(1+4+4) + 10 + 4*(1+4+4) + blocks*(9+4*(1+4)+32*(3+4)) + x.rounds(16)
+	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4*(1+4)+8*(2+2*4)) + 4*(1+4+4) + 10 + 4*(1+4+4) + blocks*(9+4*(1+4)+32*(3+4)) + x.options.rounds(16)
 	c.Most[cut.Col] = cut.LongestChunk(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.ChunkWork(x.kernel))
 	x.leave(16 * 64 * uint64(4*blocks+2)) // output, sums and maxima of 64 threads
 	return nil
@@ -214,7 +214,7 @@ func (a *attention) matrixPrefill(choose matrixChooser) (x *prefill, whyNot stri
 	x.kernel, x.rows, x.keys = x.withOptions(k), k.TY*k.M, k.Keys
 	x.why = fmt.Sprintf("%d subgroups of %d lanes", k.TY, k.Lanes)
 	made := shaders.Describe(k).Constants
-	whyNot, err = x.fit(tune.MatrixLoops(k)+x.rounds(2*int(made["EACH"]*made["FOURS"])), int(made["AREA"]), 1)
+	whyNot, err = x.fit(tune.MatrixLoops(k)+x.options.rounds(2*int(made["EACH"]*made["FOURS"])), int(made["AREA"]), 1)
 	if err != nil || whyNot != "" {
 		return nil, whyNot, err
 	}
@@ -237,8 +237,8 @@ func (a *attention) matrixKernel(choose matrixChooser) (k shaders.Matrix, produc
 
 // withOptions returns k with the options of a, which has a cutter.
 func (a *attention) withOptions(k shaders.Matrix) shaders.Variant {
-	k.Both, k.Paged, k.Listed, k.Packed, k.Paired = a.both, a.HasTable(), a.listed(), a.packed != nil, a.kinds != tune.Pairs{}
-	return a.modded(k, false)
+	k.Both, k.Paged, k.Listed, k.Packed, k.Paired = a.options.both, a.HasTable(), a.listed(), a.packed != nil, a.options.kinds != tune.Pairs{}
+	return a.options.modded(k, false)
 }
 
 // prefills returns the prefill path of c, the zero value if it has none.
@@ -281,6 +281,6 @@ func (a *attention) pack(p *join.Packed) (err error) {
 	}
 	problem := a.c.Problem
 	problem.Visible.KLen, problem.Visible.Offsets = nil, nil
-	a.scoreOptions = newScoreOptions(&problem, a.d.Heads, &a.Pairs)
+	a.options = newScoreOptions(&problem, a.d.Heads, &a.Pairs)
 	return nil
 }

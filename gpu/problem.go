@@ -21,7 +21,7 @@ type attention struct {
 	c *backend.Call
 	d backend.Dims
 	*cut.Call
-	scoreOptions
+	options  scoreOptions
 	cutter   *cut.Cutter
 	each     float64      // operations for one row and one key
 	table    []byte       // of pages and packed batches, nil when kernels look none up
@@ -45,7 +45,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		return nil, err
 	}
 	return &attention{
-		b: b, c: c, d: d, Call: ops, scoreOptions: newScoreOptions(&c.Problem, d.Heads, &ops.Pairs),
+		b: b, c: c, d: d, Call: ops, options: newScoreOptions(&c.Problem, d.Heads, &ops.Pairs),
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}, nil
 }
@@ -53,11 +53,11 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 // newCutter sets the Cutter for a kernel with so many storage buffers in addition to
 // the page table and the options, and decides whether kernels look pages up.
 func (a *attention) newCutter(buffers int) error {
-	if a.both == shaders.Apart {
+	if a.options.both == shaders.Apart {
 		buffers += 2
 	}
 	a.cutter = a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
-	a.limit(a.cutter)
+	a.options.limit(a.cutter)
 	most := queue.MaxWindow(a.b.dev.Limits)
 	for bound := a.packed != nil || buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage); ; bound = false {
 		a.Collect(bound)
@@ -74,7 +74,7 @@ func (a *attention) newCutter(buffers int) error {
 		if a.packedAt = len(pages) / 4; a.packed != nil {
 			pages, _ = binary.Append(pages, binary.LittleEndian, a.packed.Batches) // they have a size
 		}
-		a.table = a.scoreOptions.table(pages)
+		a.table = a.options.table(pages)
 		switch {
 		case uint64(len(a.table)) <= most:
 			return nil
@@ -87,7 +87,7 @@ func (a *attention) newCutter(buffers int) error {
 // listed reports whether kernels look up listed keys: their rows, or their positions, on which these options depend.
 func (a *attention) listed() bool {
 	const placed = shaders.HasMask | shaders.HasBlocks | shaders.HasBias | shaders.HasSlopes | shaders.HasDropout
-	return a.Pages.Listed() && (a.HasTable() || a.p.ScoreMod != nil || a.flags&placed != 0)
+	return a.Pages.Listed() && (a.HasTable() || a.options.p.ScoreMod != nil || a.options.flags&placed != 0)
 }
 
 // check returns backend.ErrUnsupported when k has more storage buffers than the device
@@ -105,7 +105,7 @@ func (a *attention) check(k shaders.Variant) error {
 // bind sets the options of a chunk in w, and returns the windows of masks and biases. When kernels look pages up, it also
 // sets where the pages of the chunk's batches are, and returns the window of their table. That of packed batches is the mask.
 func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias cut.Window, more []cut.Window) {
-	mask, bias, more = a.scoreOptions.bind(w, p, a.cutter.Align, math.Log2E)
+	mask, bias, more = a.options.bind(w, p, a.cutter.Align, math.Log2E)
 	lookUp := a.HasTable() || a.listed()
 	if lookUp {
 		size, width := a.Pages.Size, a.Pages.Width
@@ -121,7 +121,7 @@ func (a *attention) bind(w *shaders.AttentionParams, p queue.Chunk) (mask, bias 
 	if a.packed != nil {
 		w.BatchAt, mask = a.packedAt+binary.Size(join.Batch{})/4*p.Lo[cut.Batch], p.Table
 	}
-	if lookUp && a.packed == nil && a.values != shaders.InTable {
+	if lookUp && a.packed == nil && a.options.values != shaders.InTable {
 		more = append(more, p.Table)
 	}
 	return mask, bias, more
@@ -162,7 +162,7 @@ func (a *attention) shape() tune.Shape {
 	return tune.Shape{
 		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
 		In: c.Q.DType(), KV: c.K.DType(),
-		Pairs:    a.kinds,
+		Pairs:    a.options.kinds,
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType().Quantised() || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		Eights:   cut.AlignedRows(c.Q, 8) && cut.AlignedRows(c.K, 8) && cut.AlignedRows(c.V, 8),
 		Half:     c.O.DType() != backend.F32,
