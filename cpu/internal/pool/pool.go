@@ -183,7 +183,7 @@ func (c *crew) work(t *Turn) (err error) {
 			break
 		}
 		if err = t.Pause(); err == nil {
-			w.Reset()
+			w.used = 0
 			err = c.job.Task(t, w, n)
 		}
 	}

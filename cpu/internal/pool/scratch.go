@@ -22,7 +22,7 @@ var scratches = sync.Pool{New: func() any { return new(Scratch) }}
 
 // Grow makes n floats available, and all again. It returns ErrMemory.
 func (w *Scratch) Grow(n int) (err error) {
-	w.Reset()
+	w.used = 0
 	if Resize(&w.arena, n+AlignFloats, &err); err != nil {
 		return fmt.Errorf("scratch of a thread: %w", err)
 	}
