@@ -5,11 +5,11 @@
 #                                          apt-get Dawn and its libraries; DIR/pack.tgz has all of it, under 64 MiB
 #     sh bench/gpu.sh run DIR OUT [TIME]   where the GPU is: about TIME seconds (600), what they print goes to OUT
 #
-# Matrix units come first, with Dawn: tests of 120 seconds, then decoding in f16 and bf16, prefill in these and f32, and the machine code that
-# the driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`, next to PyTorch
-# where node and a PyTorch with CUDA are installed, and runs the conformance suite on both linked providers with the time
-# that is left. Drivers compile for seconds: the suite takes 16 processors several minutes. A line at the end counts what
-# passed, failed and was cut short.
+# Matrix units come first, with Dawn: tests of 120 seconds, then decoding in f16 and bf16, prefill in these and f32, and the
+# machine code that the driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`,
+# next to PyTorch where node and a PyTorch with CUDA are installed, and runs the conformance suite on both linked providers with
+# the time that is left. Drivers compile for seconds: the suite takes 16 processors several minutes. A line at the end counts
+# what passed, failed and was cut short.
 set -eu
 cd "$(dirname "$0")/.."
 case "${1:-}" in

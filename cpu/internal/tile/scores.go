@@ -124,7 +124,7 @@ func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {
 	k := sc.Layout.Kernels
 	for at, m := 0, 0; at < len(dst); at += m {
 		key, row := 0, dst
-		if key, m = sc.adjacent(b, j+at, len(dst)-at); sc.Listed != nil { // dst may have no room for whole vectors after them
+		if key, m = sc.adjacent(b, j+at, len(dst)-at); sc.Listed != nil { // dst may have no room for the whole vectors of some
 			row = s.some[:m]
 		}
 		if sc.bias.IsZero() {
