@@ -113,7 +113,7 @@ func (m Matrices) Decode(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 	if s.In == backend.F32 || max(dim, s.ValueDim) > maxDecodeDim {
 		return k, fmt.Sprintf("matrices decode heads of up to %d elements of f16 and bf16", maxDecodeDim)
 	}
-	k.Split = matrixSplit
+	k.Split, k.Out16 = matrixSplit, false // splitmerge.wgsl writes o
 	least, words := max(k.N, k.K, 4*max(k.Lanes/k.M, 1)), (k.Depth+k.Columns)/2
 	for k.Keys = 32; k.Keys > least && (s.Software || k.Keys*words > loadWords*k.Lanes || shaders.Describe(k).WorkgroupMemory > s.Limits.Memory); {
 		k.Keys /= 2

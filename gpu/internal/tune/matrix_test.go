@@ -48,7 +48,7 @@ func TestMatrices(t *testing.T) {
 			f.Matrices = append(f.Matrices, port.Matrix{M: x[0], N: x[1], K: x[2], Component: port.F16, Result: port.F32})
 		}
 		m := MatricesOf(f)
-		s := Shape{ValueDim: c.dv, Heads: 16, SeqQ: c.rows, In: c.of, KV: c.of, Wide: true, Software: c.software,
+		s := Shape{ValueDim: c.dv, Heads: 16, SeqQ: c.rows, In: c.of, KV: c.of, Wide: true, Half: true, Software: c.software,
 			Limits: Limits{Threads: 256, Memory: c.memory}}
 		k, whyNot := m.Kernel(s, c.dim)
 		if (whyNot == "") != (c.whyNot == "") || !strings.Contains(whyNot, c.whyNot) {
@@ -64,7 +64,7 @@ func TestMatrices(t *testing.T) {
 			t.Errorf("%s: %d bytes, %d threads", c.name, d.WorkgroupMemory, d.Threads)
 		}
 		if one, whyNot := m.Decode(s, c.dim); (whyNot == "") != (c.few != "") || c.few != "" && (fmt.Sprintf("%dx%d", one.TY, one.Keys) != c.few || one.Ahead && one.Keys*(one.Depth+one.Columns) > 128*one.Lanes || one.Split%max(one.Keys, 1) != 0 ||
-			shaders.Describe(one).WorkgroupMemory > c.memory || one.M != k.M) {
+			shaders.Describe(one).WorkgroupMemory > c.memory || one.M != k.M || one.Out16) {
 			t.Errorf("%s: decoding takes %+v, %s", c.name, one, whyNot)
 		}
 		if full := c.dim == k.Depth && c.dv == k.Columns; k.Full != full || k.Ahead == c.software {
