@@ -134,7 +134,7 @@ func TestMatrixMutants(t *testing.T) {
 	run := func(dtype backend.DType, m mutant) {
 		q := data(dtype, 0, map[[2]int]float32{{-1, 4}: 0x1p20, {5, 3}: 0x1p100, {45, 7}: 0x1p-60})
 		k := data(dtype, 7, map[[2]int]float32{{-1, 3}: 0, {11, 4}: 0x1.8p-22, {50, 4}: -0x1p-23, {-1, 4}: 0})
-		v := data(dtype, 9, map[[2]int]float32{{40, 1}: 300, {41, 1}: -0x1p-27, {30, 2}: 0x1p-100, {60, 2}: 0x1p127})
+		v := data(dtype, 9, map[[2]int]float32{{40, 1}: 300, {41, 1}: -0x1p-27, {30, 2}: 0x1p-100, {60, 2}: 0x1p127, {-1, 6}: 0x1.8p-90, {3, 7}: 0x1p63, {61, 7}: -0x1p64})
 		b := openMatrices(t, Options{})
 		port := &mutated{Device: b.dev.Port, kernel: "matrix ", edit: strings.NewReplacer(m.old, m.new).Replace}
 		b = must.Get(newBackend(port, b.info, Options{}))(t)
@@ -186,6 +186,11 @@ func TestMatrixMutants(t *testing.T) {
 		{"odd rows are left to matrices", "select(odd_keys, 0xffffffffu, odd_row[0u])", "odd_keys"},
 		{"odd values are lost", "odd(z, V_TOP) | vec4<bool>(alone)", "vec4<bool>(alone)"},
 		{"a huge value is added like others", "huge_row[0u] = true;", ""},
+		{"all elements of the row become far", "far | becomes_far", "vec4<bool>(alone)"},
+		{"elements are far for one tile", "far_of(y, huge_before[0u])", "vec4<bool>(false)"},
+		{"others are far after a tile", "select(vec4<u32>(0u), vec4<u32>(1u), far & (exponent", "select(vec4<u32>(1u), vec4<u32>(1u), far & (exponent"},
+		{"elements do not change their factor", "either_power(127u, 63u, becomes_far)", "1.0"},
+		{"far elements are written as others", "either_power(127u, 191u - UP, far)", "1.0"},
 	} {
 		run(backend.BF16, m)
 	}

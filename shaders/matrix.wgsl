@@ -323,10 +323,12 @@ fn row_of_q(q_at: u32, number: u32, rows: u32) -> u32 {
         @unroll for (var h = 0u; h < EACH; h++) {
             let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
-                var y = unsigned_zeros(scores[subgroup][line * SS + x]);
-                @if(IN != 1u) y = y * power_of_two(select(127u - UP, 127u, huge_row[h]));
-                y = y * inverse[h];
-                @if(IN != 1u) y = y * power_of_two(select(127u, 191u - UP, huge_row[h])); // last, as it may overflow before
+                var y = scores[subgroup][line * SS + x];
+                @if(IN != 1u) {
+                    let far = far_of(y, huge_row[h]);
+                    y = unsigned_zeros(near(y, far)) * either_power(127u - UP, 127u, far);
+                    y = y * inverse[h] * either_power(127u, 191u - UP, far); // last, as it may overflow before
+                } @else y = unsigned_zeros(y) * inverse[h];
                 scores[subgroup][line * SS + x] = y;
             }
         }

@@ -4,7 +4,8 @@
 // largest element comes to [2^15, 2^16). That is exact for 33 exponents up to there. Other elements are odd, and 0 in the
 // matrix. Lanes compute the scores of odd keys, and all scores of rows with odd queries, and add the products of odd
 // values. Weights are multiplied by 2^7, so that the output has a factor of 2^15. When a row sees a value of 2^64 or
-// more, this factor becomes 2^-49, and lanes add all its products from then on.
+// more, lanes add all its products from then on. The element with that value is then far: its factor becomes 2^-49. Others
+// of the row keep theirs, as they may be small. The last bit of an element of such a row says which factor it has.
 //
 // For f32 the powers are 2^5, 2^7, [2^14, 2^15) and 2^6, and 29 exponents are not odd: their high parts are normal
 // numbers of f16, see split.wgsl.
@@ -133,18 +134,37 @@ fn only_finite(x: vec4<u32>) -> vec4<u32> {
     }
 }
 
-// weight_bits returns the weight of key n in a row of weights, an f16: -0 if the key is hidden.
+// weight_bits returns the weight of key n in a row of weights, an f16: -0 if the key is hidden. weight_of returns the number, of f32
+// with its second part.
 fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgroup][line * PS + n / 4u][n / 2u % 2u] >> (16u * (n % 2u))) & 0xffffu; }
+fn weight_of(subgroup: u32, line: u32, n: u32) -> f32 {
+    var weight = unpack2x16float(weight_bits(subgroup, line, n)).x;
+    @if(IN == 0u) weight += unpack2x16float(weight_bits(subgroup, M + line, n)).x / 2048.0;
+    return weight;
+}
+
+// far_of reports which elements of an output row are far, near returns them without the bit that says so, and marked with it,
+// rounded to what precedes the bit. Zeros, NaN and infinities need no factor.
+fn far_of(y: vec4<f32>, huge: bool) -> vec4<bool> { return vec4<bool>(huge) & ((bitcast<vec4<u32>>(y) & vec4<u32>(1u)) != vec4<u32>(0u)); }
+fn near(y: vec4<f32>, far: vec4<bool>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(y) - select(vec4<u32>(0u), vec4<u32>(1u), far)); }
+fn marked(y: vec4<f32>, far: vec4<bool>) -> vec4<f32> {
+    let bits = bitcast<vec4<u32>>(y);
+    let exponent = bits & vec4<u32>(0x7f800000u);
+    let even = (bits + ((bits >> vec4<u32>(1u)) & vec4<u32>(1u))) & vec4<u32>(0xfffffffeu);
+    let last = select(vec4<u32>(0u), vec4<u32>(1u), far & (exponent != vec4<u32>(0u)));
+    return bitcast<vec4<f32>>(select(even | last, bits, exponent == vec4<u32>(0x7f800000u)));
+}
+
+// either_power returns 2^(a - 127), and 2^(b - 127) where elements are far.
+fn either_power(a: u32, b: u32, far: vec4<bool>) -> vec4<f32> { return select(vec4<f32>(power_of_two(a)), vec4<f32>(power_of_two(b)), far); }
 
 // rescale_output rescales the output and adds the products of odd values, and of all values in rows that have met a
 // huge one.
 @inline fn rescale_output() {
+    @if(IN != 1u) let huge_before = huge_row;
     @if(IN != 1u) @unroll for (var h = 0u; h < EACH; h++) {
         for (var rest = called.z; rest != 0u && !huge_row[h]; rest &= rest - 1u) {
-            if (weight_bits(subgroup, lane / PER + h * STEP, firstTrailingBit(rest)) != HIDDEN_BITS >> 16u) {
-                huge_row[h] = true;
-                rescale[h] = rescale[h] * power_of_two(63u);
-            }
+            if (weight_of(subgroup, lane / PER + h * STEP, firstTrailingBit(rest)) != 0.0) { huge_row[h] = true; }
         }
     }
     for (var c = 0u; c < TURNS; c++) {
@@ -152,23 +172,31 @@ fn weight_bits(subgroup: u32, line: u32, n: u32) -> u32 { return (weights[subgro
         @unroll for (var h = 0u; h < EACH; h++) {
             let line = lane / PER + h * STEP;
             for (var x = lane % PER; x < KEYS / 4u; x += PER) {
-                var y = scores[subgroup][line * SS + x] * rescale[h];
+                var y = scores[subgroup][line * SS + x];
                 var alone = false;
-                var factor = 1.0;
+                var far = vec4<bool>(false);
                 @if(IN != 1u) {
                     alone = huge_row[h];
-                    factor = power_of_two(select(127u, 63u, alone) + TOP - V_TOP);
+                    far = far_of(y, huge_before[h]);
+                    y = near(y, far);
                 }
+                y = y * rescale[h];
                 for (var rest = select(called.y, 0xffffffffu >> (32u - KEYS), alone); rest != 0u; rest &= rest - 1u) {
                     let n = firstTrailingBit(rest);
-                    let w = weight_bits(subgroup, line, n);
-                    if (w != HIDDEN_BITS >> 16u) {
+                    if (weight_bits(subgroup, line, n) != HIDDEN_BITS >> 16u) {
                         let z = value_v(stored_v(v_row(v_at, batch, min(j0 + n, keys - 1u)), min(c * KEYS + 4u * x, COLUMNS - 4u), p.vdim, p.v.d));
-                        var weight = unpack2x16float(w).x;
-                        @if(IN == 0u) weight += unpack2x16float(weight_bits(subgroup, M + line, n)).x / 2048.0;
-                        y = select(y, y + weight * (z * factor), odd(z, V_TOP) | vec4<bool>(alone));
+                        let weight = weight_of(subgroup, line, n);
+                        var factor = vec4<f32>(1.0);
+                        @if(IN != 1u) {
+                            let becomes_far = (magnitude(z) >= vec4<u32>(HUGE << 23u)) & !far & vec4<bool>(weight != 0.0);
+                            y = y * either_power(127u, 63u, becomes_far);
+                            far = far | becomes_far;
+                            factor = either_power(127u + TOP - V_TOP, 63u + TOP - V_TOP, far);
+                        }
+                        y = select(y, y + weight * factor * z, odd(z, V_TOP) | vec4<bool>(alone));
                     }
                 }
+                @if(IN != 1u) if (alone) { y = marked(y, far); }
                 scores[subgroup][line * SS + x] = y;
             }
         }
