@@ -209,20 +209,6 @@ func (s Shape) option(v Variant, present bool) shaders.Option {
 	return shaders.Absent
 }
 
-// biases returns the option for biases: only a plain float32 bias has a kernel of its own.
-func (s Shape) biases(v Variant) shaders.Option {
-	if s.OtherBias || s.Bias && s.Slopes {
-		return shaders.Flagged
-	}
-	return s.option(v, s.Bias)
-}
-
-// full reports whether rows fill what v stages of them, so that it need not look for
-// their end.
-func (s Shape) full(v Variant) bool {
-	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*max(v.tiles.QD, 1)) == 0 && s.ValueDim%(4*v.Lanes*v.tiles.CV) == 0
-}
-
 // ahead reports whether v loads values a step ahead. The registers that this takes pay only
 // where the head size, the exponentials, what is staged and the absence of options leave
 // enough of them. M and S are for devices with fewer registers.
@@ -243,8 +229,13 @@ func (s Shape) ahead(v Variant) bool {
 func (s Shape) Kernel(v Variant) shaders.Flash {
 	k := v.tiles
 	k.Expand, k.In, k.KV, k.Out16 = v.Expand, shaders.Type(s.In), shaders.Type(s.KV), s.Half
-	k.Vec, k.Full, k.Ahead, k.VP = s.Wide && !v.Scalar, s.full(v), s.ahead(v), v.turns(s.ValueDim)
-	k.Masks, k.Blocked, k.Biases = s.option(v, s.Mask), s.option(v, s.Blocks), s.biases(v)
+	k.Vec, k.Ahead, k.VP = s.Wide && !v.Scalar, s.ahead(v), v.turns(s.ValueDim)
+	// Rows fill what v stages of them, so that it need not look for their end.
+	k.Full = k.Vec && !s.Partial && v.Width%(4*max(k.QD, 1)) == 0 && s.ValueDim%(4*v.Lanes*k.CV) == 0
+	k.Masks, k.Blocked, k.Biases = s.option(v, s.Mask), s.option(v, s.Blocks), s.option(v, s.Bias)
+	if s.OtherBias || s.Bias && s.Slopes { // only a plain float32 bias has a kernel of its own
+		k.Biases = shaders.Flagged
+	}
 	k.Sloped, k.Capped, k.Drops = s.option(v, s.Slopes), s.option(v, s.Softcap), s.option(v, s.Dropout)
 	return k
 }

@@ -73,8 +73,8 @@ func TestFull(t *testing.T) {
 	} {
 		s := Shape{Tiling: TilingOf(c.dim, c.valueDim), ValueDim: c.valueDim, Partial: c.partial, Wide: c.wide}
 		for _, v := range variants[s.Tiling] {
-			if v.Name == c.variant && (s.full(v) != c.want || s.full(v.Quick())) {
-				t.Errorf("%+v: full is %v, on software drivers %v", c, s.full(v), s.full(v.Quick()))
+			if v.Name == c.variant && (s.Kernel(v).Full != c.want || s.Kernel(v.Quick()).Full) {
+				t.Errorf("%+v: full is %v, on software drivers %v", c, s.Kernel(v).Full, s.Kernel(v.Quick()).Full)
 			}
 		}
 	}
