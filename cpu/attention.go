@@ -36,7 +36,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			if err := b.open(be, calls); err != nil {
 				return err
 			}
-			return workers.Run(ctx, &b, b.floats, b.tasks, be.threads())
+			return sharedPool.Run(ctx, &b, b.floats, b.tasks, be.threads())
 		}
 		var pinned backend.Pinned
 		defer pinned.Unpin()
@@ -48,7 +48,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return err
 		}
 		defer a.release()
-		return workers.Run(ctx, a, a.partition.floats, a.partition.tasks, a.partition.threads)
+		return sharedPool.Run(ctx, a, a.partition.floats, a.partition.tasks, a.partition.threads)
 	})
 }
 

@@ -32,7 +32,7 @@ func BenchmarkRatio(b *testing.B) {
 				var ratios []float64
 				for b.Loop() {
 					start := time.Now()
-					must.Do(b, workers.Run(b.Context(), j, gemmRows*tile.BlockKeys+tile.BlockKeys*j.dim+gemmRows*j.dim, j.tasks, threads))
+					must.Do(b, sharedPool.Run(b.Context(), j, gemmRows*tile.BlockKeys+tile.BlockKeys*j.dim+gemmRows*j.dim, j.tasks, threads))
 					middle := time.Now()
 					must.Do(b, be.Attention(b.Context(), c))
 					ratios = append(ratios, middle.Sub(start).Seconds()/time.Since(middle).Seconds())

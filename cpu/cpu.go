@@ -116,8 +116,8 @@ var (
 
 // New returns a backend with the given options. The caller must Close it.
 func New(opt Options) *Backend {
-	workers.Open()
-	be := &Backend{opt: opt, leave: sync.OnceFunc(workers.Close)}
+	sharedPool.Open()
+	be := &Backend{opt: opt, leave: sync.OnceFunc(sharedPool.Close)}
 	be.kernels, be.err = kernelsOf(opt.Tier)
 	// Safety net for callers that forget Close.
 	runtime.AddCleanup(be, func(leave func()) { leave() }, be.leave)

@@ -87,7 +87,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 
 // loops returns the kernels that measure the backend's ceilings.
 func (be *Backend) loops() *vec.Kernels {
-	if be.kernels.KeyLanes {
+	if be.kernels.OnlyKeyLanes {
 		return vec.Tiers()[0]
 	}
 	return be.kernels

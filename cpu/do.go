@@ -51,5 +51,5 @@ func (be *Backend) doPinned(ctx context.Context, what string, out, in []backend.
 	})
 }
 
-// workers computes the calls of all backends of the process.
-var workers = pool.New()
+// sharedPool computes the calls of all backends of the process. Each open backend is one of its users.
+var sharedPool = pool.New()

@@ -22,7 +22,7 @@ func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 		if err := cmp.Or(g.GoMod(true), c.Open(g, be.kernels, be.threads())); err != nil {
 			return err
 		}
-		return c.Run(ctx, workers)
+		return c.Run(ctx, sharedPool)
 	})
 }
 

@@ -23,7 +23,7 @@ func (be *Backend) Index(ctx context.Context, c *backend.Index) (lists backend.T
 		var j index.Job
 		threads := be.threads()
 		tasks, floats := j.Set(be.kernels, keys, c, threads)
-		return workers.Run(ctx, &j, floats, tasks, threads)
+		return sharedPool.Run(ctx, &j, floats, tasks, threads)
 	})
 	if err != nil {
 		return backend.Tensor{}, err

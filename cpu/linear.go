@@ -26,7 +26,7 @@ func (be *Backend) LinearAttention(ctx context.Context, c *backend.LinearAttenti
 		}()
 		threads := be.threads()
 		tasks, floats := j.Set(be.kernels, c, threads)
-		return workers.Run(ctx, j, floats, tasks, threads)
+		return sharedPool.Run(ctx, j, floats, tasks, threads)
 	})
 }
 
@@ -44,6 +44,6 @@ func (be *Backend) CausalConv(ctx context.Context, c *backend.CausalConv) error 
 		if c.Y.Shape().Elements() < copyAlone {
 			threads = 1
 		}
-		return workers.Run(ctx, j, floats, tasks, threads)
+		return sharedPool.Run(ctx, j, floats, tasks, threads)
 	})
 }

@@ -76,7 +76,7 @@ func BenchmarkLinearAttention(b *testing.B) {
 				} else {
 					rate *= 2 * 4 * k * v
 					start = time.Now()
-					must.Do(b, workers.Run(b.Context(), scale, 64, c.heads, be.threads()))
+					must.Do(b, sharedPool.Run(b.Context(), scale, 64, c.heads, be.threads()))
 					ceiling = float64(c.heads) * 2 * 4 * k * v / time.Since(start).Seconds()
 				}
 				rates, shares = append(rates, rate), append(shares, 100*rate/ceiling)
@@ -170,13 +170,13 @@ func BenchmarkCausalConv(b *testing.B) {
 			move := &copyJob{make([]float32, channels*tokens), make([]float32, channels*tokens)}
 			var rates, shares []float64
 			must.Do(b, be.CausalConv(b.Context(), call))
-			must.Do(b, workers.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()))
+			must.Do(b, sharedPool.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()))
 			for b.Loop() {
 				start := time.Now()
 				must.Do(b, be.CausalConv(b.Context(), call))
 				took := time.Since(start).Seconds()
 				start = time.Now()
-				must.Do(b, workers.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()))
+				must.Do(b, sharedPool.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()))
 				rates, shares = append(rates, 8*channels*tokens/took/1e9), append(shares, 100*time.Since(start).Seconds()/took)
 			}
 			slices.Sort(rates)

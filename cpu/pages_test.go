@@ -66,7 +66,7 @@ func testPages(t *testing.T, tier string) {
 		sameBits(t, say, out[1][0], out[0][0])
 		sameBits(t, say+", lse", out[1][1], out[0][1])
 	}
-	if vectors := !be.kernels.KeyLanes; vectors != (inPlace > rounds/10) {
+	if vectors := !be.kernels.OnlyKeyLanes; vectors != (inPlace > rounds/10) {
 		t.Errorf("%d of %d calls read pages in place with query rows as lanes", inPlace, rounds)
 	}
 }

@@ -90,7 +90,7 @@ func at[T any](p *T, i int) *T {
 func TestPairsInGo(t *testing.T) {
 	skipWithRace(t)
 	k := vec.Tiers()[0]
-	if k.KeyLanes || k.PairUnit() != "" {
+	if k.OnlyKeyLanes || k.PairUnit() != "" {
 		t.Skip("this machine has no vectors, or the unit itself")
 	}
 	be := open(t, Options{Threads: 2})

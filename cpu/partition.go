@@ -179,7 +179,7 @@ func (x *partition) gatherSmall(c *backend.Call, threads int) {
 	if c.Pages != nil && c.K.Shape()[backend.Seq]%l.Kernels.Lanes != 0 { // groups of keys lie in one page
 		return
 	}
-	if !plain || c.Listed != nil || !l.KeyLanes || l.Kernels.KeyLanes || l.Tiles > 1 || d.SeqK > tile.BlockKeys {
+	if !plain || c.Listed != nil || !l.KeyLanes || l.Kernels.OnlyKeyLanes || l.Tiles > 1 || d.SeqK > tile.BlockKeys {
 		return
 	}
 	for _, t := range [4]*backend.Tensor{&c.Q, &c.K, &c.V, &c.O} {
@@ -221,7 +221,7 @@ func (x *partition) explain(c *backend.Call) (path, why string) {
 	s := fmt.Sprintf("blocked online softmax in %s kernels, %d query rows a register tile; keys that no row of a tile sees are skipped",
 		l.Kernels.Tier, l.Kernels.Width)
 	switch {
-	case l.Kernels.KeyLanes:
+	case l.Kernels.OnlyKeyLanes:
 		s = fmt.Sprintf("blocked online softmax over blas32.Gemm tiles of %d query rows, one goroutine a tile; keys that no row of a tile sees are skipped", l.Rows)
 	case l.KeyLanes:
 		s = fmt.Sprintf("blocked online softmax in %s kernels; few query rows, so keys are lanes", l.Kernels.Tier)

@@ -50,7 +50,7 @@ func (j *stageJob) divide(be *Backend, q, k backend.Tensor) {
 // run computes the call; a tile needs some floats of its own.
 func (j *stageJob) run(ctx context.Context, be *Backend, floats int) error {
 	j.products.Layout = &j.partition.layout
-	return workers.Run(ctx, j, j.partition.layout.SpaceFloats()+j.partition.chunkTiles*floats, j.partition.tasks, be.threads())
+	return sharedPool.Run(ctx, j, j.partition.layout.SpaceFloats()+j.partition.chunkTiles*floats, j.partition.tasks, be.threads())
 }
 
 // runValues computes a call with values, whose shape is that of o and v.

@@ -86,7 +86,7 @@ func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 			x = append(x, strided.Of(&list[i].Tensor))
 		}
 	}
-	return workers.Run(ctx, j, j.floats, j.tasks, j.threads)
+	return sharedPool.Run(ctx, j, j.floats, j.tasks, j.threads)
 }
 
 // Task implements pool.Job.

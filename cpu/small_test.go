@@ -76,7 +76,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			if engine {
 				a.partition = newPartition(be.kernels, &c, 2)
 			}
-			must.Do(t, workers.Run(t.Context(), a, a.partition.floats, a.partition.tasks, 2))
+			must.Do(t, sharedPool.Run(t.Context(), a, a.partition.floats, a.partition.tasks, 2))
 			return c.O, c.LSE
 		}
 		o, lse := run(false)
@@ -87,7 +87,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			sameBits(t, what+", lse", lse, lse2)
 		}
 	}
-	if vectors := !be.kernels.KeyLanes; vectors != (small > 600) {
+	if vectors := !be.kernels.OnlyKeyLanes; vectors != (small > 600) {
 		t.Errorf("%d of 1200 calls were of small problems", small)
 	}
 }

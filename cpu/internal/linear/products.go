@@ -28,7 +28,7 @@ func (r *room) mix(o []float32, ldo int, v []float32, ldv, n int, p []float32, l
 //
 //	o [n, Width]    rows [n, d]    x [d, Width]
 func (r *room) scores(y *vec.Kernels, o, rows []float32, ld, n int, x []float32, d int) {
-	if y.KeyLanes { // which lacks Scores
+	if y.OnlyKeyLanes { // which lacks Scores
 		clear(o[:n*y.Width])
 		r.mix(o, y.Width, x, y.Width, d, rows, ld, r.zero, n, y.Width)
 		return
@@ -41,7 +41,7 @@ func (r *room) scores(y *vec.Kernels, o, rows []float32, ld, n int, x []float32,
 //	o [K, Width]    rows [n, K]    x [n, Width]    alpha [Width], of one number
 func (r *room) addOuter(o, x, rows []float32, n int) {
 	y := r.columns
-	if !y.KeyLanes {
+	if !y.OnlyKeyLanes {
 		y.Values(o, r.space.Rows(rows, r.lk, n, r.dk), r.lk, x, r.dk, r.alpha)
 		return
 	}
@@ -56,11 +56,11 @@ func (r *room) addOuter(o, x, rows []float32, n int) {
 	}
 }
 
-// fold computes o = o·a + x·b, whole rows of a strip.
+// foldStrip computes o = o·a + x·b, whole rows of a strip.
 //
 //	o, x [n, Width]    a, b [Width]
-func fold(y *vec.Kernels, o, x, a, b []float32) {
-	if !y.KeyLanes { // which lacks Fold
+func foldStrip(y *vec.Kernels, o, x, a, b []float32) {
+	if !y.OnlyKeyLanes { // which lacks Fold
 		y.Fold(o, x, len(o)/y.Width, a, b)
 		return
 	}
@@ -75,10 +75,10 @@ func (r *room) turn(rows []float32, n int) {
 	x, w := r.kernels, r.tokens.Width
 	for i := 0; i < n; i += w {
 		strip := r.kt[i*r.lk:]
-		for lane := 0; lane < w && !x.KeyLanes; lane += x.Lanes {
+		for lane := 0; lane < w && !x.OnlyKeyLanes; lane += x.Lanes {
 			x.Transpose(strip[lane:], w, w, rows[(i+lane)*r.lk:], r.lk, 1, r.lk, r.one)
 		}
-		for j := i; j < min(i+w, n) && x.KeyLanes; j++ { // which lacks Transpose
+		for j := i; j < min(i+w, n) && x.OnlyKeyLanes; j++ { // which lacks Transpose
 			for c, y := range rows[j*r.lk:][:r.lk] {
 				strip[c*w+j-i] = y
 			}

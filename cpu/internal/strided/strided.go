@@ -268,27 +268,27 @@ func (v *Tensor) Store(k *vec.Kernels, row []float32, b, h, s, c0 int) {
 	}
 }
 
-// Runs returns rows [lo, hi) of head h, in the memory of *runs. The kernels prefetch as many rows from next on, if that is
-// before row end.
-func (v *Tensor) Runs(runs *[]vec.Run, b, h, lo, hi, next, end int) []vec.Run {
+// Runs returns rows [lo, hi) of head h, in the memory of *runs. The kernels prefetch as many rows from prefetchFrom on, if
+// that is before row prefetchEnd.
+func (v *Tensor) Runs(runs *[]vec.Run, b, h, lo, hi, prefetchFrom, prefetchEnd int) []vec.Run {
 	n := hi - lo
 	*runs = (*runs)[:0]
 	if v.Pages == nil {
-		if next >= end {
-			next = lo
+		if prefetchFrom >= prefetchEnd {
+			prefetchFrom = lo
 		}
-		v.appendRun(runs, v.Index(b, h, lo), v.Index(b, h, next), n)
+		v.appendRun(runs, v.Index(b, h, lo), v.Index(b, h, prefetchFrom), n)
 		return *runs
 	}
 	// Each run prefetches a share of the four quarters of the next rows, and has as many rows as to lie, like these
 	// quarters, in one page each.
 	size, ld, stride := v.Shape[backend.Seq], v.Stride[backend.Seq], v.Stride[backend.Batch]
 	most, quarter, bytes := size&-size, n/4, v.DType.Size()
-	pages, head, last := v.Pages[b], h*v.Stride[backend.Heads], (end-1)/size
+	pages, head, last := v.Pages[b], h*v.Stride[backend.Heads], (prefetchEnd-1)/size
 	from := pagedRow{lo / size, lo % size}
 	var ahead [4]pagedRow
 	for q := range ahead {
-		r := next + q*quarter
+		r := prefetchFrom + q*quarter
 		ahead[q] = pagedRow{r / size, r % size}
 	}
 	for m := most - from.row%most; n > 0; m = most {

@@ -12,8 +12,8 @@ type Attention struct {
 	Products Products
 	Scores   Scores
 	LSE      strided.Tensor
-	// Where several tasks share the keys of a tile, Saved holds the sums of all tiles, and Set those that have seen keys. The
-	// last task folds them.
+	// Where each of several tasks computes some of the sums of a tile, Saved holds the states of all sums of the call, and
+	// Set reports which of them have seen keys. The last task of a tile folds its sums.
 	Saved []float32
 	Set   []bool
 	Exact bool // RowLSE finishes every row: its LSE is written, merged with others, or includes a sink
@@ -31,6 +31,34 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 	a.Products.K.Listed, a.Products.V.Listed, a.Scores.Listed = c.Listed, c.Listed, c.Listed
 }
 
+// sums are the states of the rows of a tile between blocks: cur is the sum over the last SumKeys keys, all that over the keys
+// of its shard before them. merged is the result of the shards before, with O in o and LSE in m, if a call has several.
+type sums struct {
+	cur, all, merged state
+	at               int  // the index of cur among the sums of a row; before the first -1, which counts to the first shard
+	hasAll           bool // all has seen keys
+}
+
+// state is the online softmax of some rows over some keys: with m the largest score, in units of log2 e,
+//
+//	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
+//
+// o is [Dv, Width], or with Layout.RowOutputs [rows, DimV].
+type state struct{ o, m, l []float32 }
+
+// stateIn returns a state in mem, which holds o, then m, then l.
+func (l *Layout) stateIn(mem []float32) state {
+	o, rows := l.OutputFloats, l.Kernels.Width
+	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
+}
+
+// reset sets s to the sum over no keys.
+func (s *state) reset() {
+	clear(s.o)
+	clear(s.l)
+	Fill(s.m, vec.NoScore)
+}
+
 // Begin returns the tiles of c, in memory of w, and the keys that any of their rows sees.
 func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, keys Span) {
 	l := a.Products.Layout
@@ -46,6 +74,47 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 		t.q = w.Floats(l.QueryFloats)
 	}
 	return tiles, keys.Clip(c.Keys.Lo, c.Keys.Hi)
+}
+
+// Block adds the block of keys and values from j0 on to the sums of tiles. The first block of which a tile sees a key also
+// packs its query rows.
+func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
+	l, b, fetched := a.Products.Layout, &s.block, false
+	*b = block{span: Span{j0 + BlockKeys, j0}, tiles: len(tiles)}
+	for n := range tiles {
+		t := &tiles[n]
+		if t.here = t.Keys.Clip(j0, j0+BlockKeys); !a.Scores.blocks.IsZero() {
+			t.here = a.Scores.Trim(t, t.here)
+		}
+		b.span = b.span.union(t.here)
+	}
+	if b.span.Empty() {
+		return
+	}
+	b.span.Lo = b.span.Lo / l.keyAlign * l.keyAlign
+	for n := range tiles {
+		t := &tiles[n]
+		if t.here.Empty() {
+			continue
+		}
+		if t.sums.at < 0 { // the first block of t
+			l.form.pack(&a.Products, s, t)
+		}
+		a.beginSum(s, t, j0/SumKeys)
+		b.end = 0
+		if !fetched { // one tile fetches the next block for all
+			b.end = min(t.Keys.Hi, c.Keys.Hi)
+			fetched = b.end > j0+BlockKeys
+		}
+		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
+		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
+		t.stairs = 0
+		if edge && l.RowOutputs && !l.KeyLanes && t.Every.Lo <= t.here.Lo && t.here.Lo < t.Every.Hi && t.I+t.N <= l.Dims.SeqQ && a.Products.V.Pages == nil {
+			t.stairs = t.here.Hi - t.Every.Hi
+		}
+		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.OnlyKeyLanes || edge && t.stairs == 0
+		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
+	}
 }
 
 // FindVisible sets the keys that the rows of t see.
@@ -67,54 +136,14 @@ func (sc *Scores) FindVisible(t *Tile) {
 	t.Keys, t.Every = keys, every
 }
 
-// Block adds the block of keys and values from j0 on to the sums of tiles.
-func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
-	l, b, fetched := a.Products.Layout, &s.block, false
-	*b = block{span: Span{j0 + BlockKeys, j0}, tiles: len(tiles)}
-	for n := range tiles {
-		t := &tiles[n]
-		if t.here = t.Keys.Clip(j0, j0+BlockKeys); !a.Scores.blocks.IsZero() {
-			t.here = a.Scores.Trim(t, t.here)
-		}
-		b.span = b.span.union(t.here)
-	}
-	if b.span.Empty() {
-		return
-	}
-	b.span.Lo = b.span.Lo / l.keyAlign * l.keyAlign
-	for n := range tiles {
-		t := &tiles[n]
-		if t.here.Empty() {
-			continue
-		}
-		if t.sums.at < 0 {
-			l.form.pack(&a.Products, s, t)
-		}
-		a.enter(s, t, j0/SumKeys)
-		b.end = 0
-		if !fetched { // one tile fetches the next block for all
-			b.end = min(t.Keys.Hi, c.Keys.Hi)
-			fetched = b.end > j0+BlockKeys
-		}
-		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
-		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
-		t.stairs = 0
-		if edge && l.RowOutputs && !l.KeyLanes && t.Every.Lo <= t.here.Lo && t.here.Lo < t.Every.Hi && t.I+t.N <= l.Dims.SeqQ && a.Products.V.Pages == nil {
-			t.stairs = t.here.Hi - t.Every.Hi
-		}
-		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.KeyLanes || edge && t.stairs == 0
-		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
-	}
-}
-
-// enter makes sum at the current one of t.
-func (a *Attention) enter(s *Space, t *Tile, at int) {
+// beginSum makes the sum with index at the current one of t, unless it is.
+func (a *Attention) beginSum(s *Space, t *Tile, at int) {
 	if t.sums.at == at {
 		return
 	}
 	if a.Saved == nil {
 		if last := t.sums.at/shardSums != at/shardSums; last || t.sums.at >= 0 {
-			a.leave(s, t, last)
+			a.endSum(s, t, last)
 		}
 	} else { // another task folds the sums
 		var set *bool
@@ -125,13 +154,13 @@ func (a *Attention) enter(s *Space, t *Tile, at int) {
 	t.sums.at = at
 }
 
-// leave adds the current sum of t, if there is one, to those before it. With last set no other sum of its shard follows.
-func (a *Attention) leave(s *Space, t *Tile, last bool) {
+// endSum adds the current sum of t, if there is one, to those before it. With last set no other sum of its shard follows.
+func (a *Attention) endSum(s *Space, t *Tile, last bool) {
 	switch u := &t.sums; {
 	case u.at < 0: // no key was seen
 		u.all.reset()
 	case u.hasAll:
-		a.Products.Layout.fold(s, &u.all, &u.cur)
+		a.Products.Layout.combine(s, &u.all, &u.cur)
 	default:
 		u.cur, u.all, u.hasAll = u.all, u.cur, true
 	}
@@ -169,7 +198,7 @@ func (a *Attention) Fold(s *Space, t *Tile) {
 	t.sums.at = -1
 	for at := range a.Products.Layout.Sums {
 		if st, set := a.savedState(t, at); *set {
-			a.leave(s, t, t.sums.at/shardSums != at/shardSums)
+			a.endSum(s, t, t.sums.at/shardSums != at/shardSums)
 			t.sums.cur, t.sums.at = st, at
 		}
 	}
@@ -179,7 +208,7 @@ func (a *Attention) Fold(s *Space, t *Tile) {
 func (a *Attention) Write(s *Space, t *Tile) {
 	st, l := &t.sums.all, a.Products.Layout
 	shards := l.Sums > shardSums
-	if a.leave(s, t, shards); shards {
+	if a.endSum(s, t, shards); shards {
 		st = &t.sums.merged
 		Fill(s.Alpha, 1)
 	} else {
@@ -212,41 +241,13 @@ func (a *Attention) complete(s *Space, t *Tile, sinks bool) {
 	}
 }
 
-// sums are the states of the rows of a tile between blocks: cur is the sum over the last SumKeys keys, all that over the keys
-// of its shard before them. merged is the result of the shards before, with O in o and LSE in m, if a call has several.
-type sums struct {
-	cur, all, merged state
-	at               int  // the index of cur among the sums of a row; before the first -1, which counts to the first shard
-	hasAll           bool // all has seen keys
-}
-
-// state is the online softmax of some rows over some keys: with m the largest score, in units of log2 e,
-//
-//	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
-//
-// o is [Dv, Width], or with Layout.RowOutputs [rows, DimV].
-type state struct{ o, m, l []float32 }
-
-// stateIn returns a state in mem, which holds o, then m, then l.
-func (l *Layout) stateIn(mem []float32) state {
-	o, rows := l.OutputFloats, l.Kernels.Width
-	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
-}
-
-// reset sets s to the sum over no keys.
-func (s *state) reset() {
-	clear(s.o)
-	clear(s.l)
-	Fill(s.m, vec.NoScore)
-}
-
-// fold adds y, the sums over later keys, to x:
+// combine adds y, the sums over later keys, to x:
 //
 //	m = max(x.m, y.m)    a = 2^(x.m - m)    b = 2^(y.m - m)
 //	x.o = a·x.o + b·y.o    x.l = a·x.l + b·y.l    x.m = m
 //
 // with each operation rounded. When one side has seen no key, the result has the bits of the other side.
-func (l *Layout) fold(s *Space, x, y *state) {
+func (l *Layout) combine(s *Space, x, y *state) {
 	a, b := s.Alpha, s.beta
 	for i, m := range x.m {
 		x.m[i] = max(m, y.m[i])

@@ -22,7 +22,7 @@ func (keys) pack(p *Products, _ *Space, t *Tile) {
 // dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
 // 4 or 1 at a time, and reads and transposes the keys for each of these again.
 func (l *Layout) dotRows(n int) int {
-	if n%8 < 2 || l.Kernels.KeyLanes {
+	if n%8 < 2 || l.Kernels.OnlyKeyLanes {
 		return n
 	}
 	return RoundUp(n, 4)
@@ -33,7 +33,7 @@ func (keys) step(a *Attention, s *Space, t, _ *Tile) {
 	keys{}.dots(&a.Products, s, t, t.here)
 	a.Scores.Adjust(s, t, t.here)
 	l.Kernels.RowWeights(s.S, BlockKeys, RoundUp(t.here.Hi-t.here.Lo, l.Kernels.Lanes), t.N, cur.m, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o[:t.N*l.DimV], !l.Kernels.KeyLanes, func(e backend.DType, ld int) { // the gonum kernels may skip weights of 0
+	a.addValues(s, t, cur.o[:t.N*l.DimV], !l.Kernels.OnlyKeyLanes, func(e backend.DType, ld int) { // the gonum kernels may skip weights of 0
 		l.Kernels.Mix(e, cur.o, l.DimV, s.Runs, ld, s.S, BlockKeys, s.Alpha, t.N, l.DimV)
 	})
 }

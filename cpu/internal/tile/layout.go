@@ -6,8 +6,8 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// Layout is how the tiles of a call lie in memory and which kernels compute them. Shapes,
-// strides and types of the call alone determine it.
+// Layout is how the tiles of a call lie in memory and which kernels compute them. It follows from the arguments of
+// NewLayout: the table of kernels, the choice of lanes, and the call, whose tensors may contain anything.
 type Layout struct {
 	Kernels    *vec.Kernels
 	Dims       backend.Dims
@@ -50,7 +50,7 @@ type form interface {
 // is set, or if no other kernels compute c.
 func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 	d := c.Dims()
-	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.KeyLanes,
+	l := Layout{Kernels: k, Dims: d, Share: d.Heads / d.KVHeads, KeyLanes: keyLanes || k.OnlyKeyLanes,
 		DimK: RoundUp(d.Dim, k.Lanes), DimV: RoundUp(d.ValueDim, k.Lanes), Sums: CeilDiv(d.SeqK, SumKeys),
 		ReadK: strided.RowsInPlace(&c.K, c), ReadV: strided.RowsInPlace(&c.V, c), keyAlign: 4, form: rows{}}
 	if d.SeqQ < k.Width { // tiles span heads

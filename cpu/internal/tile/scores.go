@@ -49,6 +49,39 @@ func (sc *Scores) Open(l *Layout, p *backend.Problem) {
 	sc.plain = !sc.Added && sc.mask.IsZero() && sc.Cap == 0 && p.ScoreMod == nil
 }
 
+// Trim narrows keys to those that the block mask leaves to any row of t; the span is empty when there is none.
+func (sc *Scores) Trim(t *Tile, keys Span) Span {
+	t.mixed = sc.Listed != nil && !sc.blocks.IsZero()
+	if t.mixed || sc.blocks.IsZero() || keys.Empty() {
+		return keys
+	}
+	left, gap, size := Span{keys.Hi, keys.Lo}, false, sc.problem.BlockK
+	for block := keys.Lo / size; block*size < keys.Hi; block++ {
+		some, all := sc.blockSeen(t, block)
+		if !some {
+			gap = !left.Empty()
+			continue
+		}
+		t.mixed = t.mixed || !all || gap
+		left = Span{min(left.Lo, max(keys.Lo, block*size)), min(keys.Hi, (block+1)*size)}
+	}
+	t.mixed = t.mixed || left.Lo%vec.PairStep > 0 // a step may begin earlier
+	return left
+}
+
+// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and whether all of them do.
+func (sc *Scores) blockSeen(t *Tile, block int) (some, all bool) {
+	all = true
+	for r := 0; r < t.N; {
+		h, i := sc.Layout.Row(t.H, t.I, r)
+		rows := i / sc.problem.BlockQ
+		sees := sc.sees(t.Batch, h, rows, block)
+		some, all = some || sees, all && sees
+		r += min(sc.Layout.Dims.SeqQ-i, (rows+1)*sc.problem.BlockQ-i)
+	}
+	return some, all
+}
+
 // Adjust applies score mod, softcap, biases and masks to the score tile, which has the keys of here.
 // With query rows as lanes it also computes the maxima again, from those of t's sums on.
 func (sc *Scores) Adjust(s *Space, t *Tile, here Span) {
@@ -94,25 +127,6 @@ func (sc *Scores) Softcap(s *Space, scores []float32) {
 			}
 		}
 	}
-}
-
-// Key returns the position of key j of batch b.
-func (sc *Scores) Key(b, j int) int {
-	if sc.Listed == nil {
-		return j
-	}
-	return int(sc.Listed[b][j])
-}
-
-// adjacent returns the position of key j of batch b, and how many of n keys from there on have adjacent ones.
-func (sc *Scores) adjacent(b, j, n int) (key, m int) {
-	if sc.Listed == nil {
-		return j, n
-	}
-	for list := sc.Listed[b][j:]; m < n && list[m] == list[0]+int32(m); {
-		m++
-	}
-	return sc.Key(b, j), m
 }
 
 // AddedRow writes the sum of the biases of a row from key j on: the bias, and the terms
@@ -167,6 +181,19 @@ func (sc *Scores) MaskRow(s *Space, scores []float32, b, h, i, j int) {
 	x.HideRow(scores[:RoundUp(len(scores), x.Lanes)], s.seen[:])
 }
 
+// Hides reports whether a mask, the score mod or an infinite bias hides key j from row i.
+func (sc *Scores) Hides(b, h, i, j int) bool {
+	var seen [1]bool
+	sc.seenRow(seen[:], b, h, i, j)
+	j = sc.Key(b, j)
+	var zero [1]float32 // as a score
+	if m := sc.problem.ScoreMod; m != nil && seen[0] {
+		sc.problem.Modify(m.Go, zero[:], b, h, i, j)
+	}
+	return !seen[0] || zero[0] == vec.NegInf || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
+		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
+}
+
 // seenRow sets seen to whether the mask and the block mask show the keys from j on to row i.
 func (sc *Scores) seenRow(seen []bool, b, h, i, j int) {
 	for m := 0; len(seen) > 0; seen, j = seen[m:], j+m {
@@ -197,55 +224,17 @@ func (sc *Scores) seenKeys(seen []bool, b, h, i, j int) {
 	}
 }
 
-// Trim narrows keys to those that the block mask leaves to any row of t; the span is empty when there is none.
-func (sc *Scores) Trim(t *Tile, keys Span) Span {
-	t.mixed = sc.Listed != nil && !sc.blocks.IsZero()
-	if t.mixed || sc.blocks.IsZero() || keys.Empty() {
-		return keys
-	}
-	left, gap, size := Span{keys.Hi, keys.Lo}, false, sc.problem.BlockK
-	for block := keys.Lo / size; block*size < keys.Hi; block++ {
-		some, all := sc.blockSeen(t, block)
-		if !some {
-			gap = !left.Empty()
-			continue
-		}
-		t.mixed = t.mixed || !all || gap
-		left = Span{min(left.Lo, max(keys.Lo, block*size)), min(keys.Hi, (block+1)*size)}
-	}
-	t.mixed = t.mixed || left.Lo%vec.PairStep > 0 // a step may begin earlier
-	return left
-}
-
-// blockSeen reports whether some of the rows of t see a block of keys of the block mask, and whether all of them do.
-func (sc *Scores) blockSeen(t *Tile, block int) (some, all bool) {
-	all = true
-	for r := 0; r < t.N; {
-		h, i := sc.Layout.Row(t.H, t.I, r)
-		rows := i / sc.problem.BlockQ
-		sees := sc.sees(t.Batch, h, rows, block)
-		some, all = some || sees, all && sees
-		r += min(sc.Layout.Dims.SeqQ-i, (rows+1)*sc.problem.BlockQ-i)
-	}
-	return some, all
-}
-
 // sees reports whether the block mask shows a block of keys to a block of rows.
 func (sc *Scores) sees(b, h, rows, keys int) bool {
 	return sc.blocks.Bools[sc.blocks.Index(b, h, rows)+keys*sc.blocks.Stride[backend.Dim]]
 }
 
-// Hides reports whether a mask, the score mod or an infinite bias hides key j from row i.
-func (sc *Scores) Hides(b, h, i, j int) bool {
-	var seen [1]bool
-	sc.seenRow(seen[:], b, h, i, j)
-	j = sc.Key(b, j)
-	var zero [1]float32 // as a score
-	if m := sc.problem.ScoreMod; m != nil && seen[0] {
-		sc.problem.Modify(m.Go, zero[:], b, h, i, j)
-	}
-	return !seen[0] || zero[0] == vec.NegInf || !sc.bias.IsZero() && sc.bias.At(b, h, i, j) == vec.NegInf ||
-		!sc.relative.IsZero() && sc.relative.At(b, h, 0, j-i+sc.Layout.Dims.SeqQ-1) == vec.NegInf
+// Seed seeds d for the dropout of the call.
+func (sc *Scores) Seed(d *vec.Draw) { d.Seed(sc.problem.Dropout) }
+
+// Drop applies the dropout of the call to weights of t for the keys of here. The draw of s is seeded.
+func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
+	sc.Layout.form.drop(sc, s, t, weights, here)
 }
 
 // DropRow applies dropout to the weights s of row i, which belong to the keys from j
@@ -266,10 +255,21 @@ func (sc *Scores) DropRow(d *vec.Draw, s []float32, b, h, i, j int) {
 	}
 }
 
-// Seed seeds d for the dropout of the call.
-func (sc *Scores) Seed(d *vec.Draw) { d.Seed(sc.problem.Dropout) }
+// adjacent returns the position of key j of batch b, and how many of n keys from there on have adjacent ones.
+func (sc *Scores) adjacent(b, j, n int) (key, m int) {
+	if sc.Listed == nil {
+		return j, n
+	}
+	for list := sc.Listed[b][j:]; m < n && list[m] == list[0]+int32(m); {
+		m++
+	}
+	return sc.Key(b, j), m
+}
 
-// Drop applies the dropout of the call to weights of t for the keys of here. The draw of s is seeded.
-func (sc *Scores) Drop(s *Space, t *Tile, weights []float32, here Span) {
-	sc.Layout.form.drop(sc, s, t, weights, here)
+// Key returns the position of key j of batch b.
+func (sc *Scores) Key(b, j int) int {
+	if sc.Listed == nil {
+		return j
+	}
+	return int(sc.Listed[b][j])
 }

@@ -72,7 +72,7 @@ func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *strided.Te
 				weights.Load(l.Kernels, w[r*ldw:], ldw, t.Batch, h, i, 1, j0, some.Hi-j0)
 			}
 		}
-		e, ld := p.values(s, t, some, zeroHides || l.Kernels.KeyLanes)
+		e, ld := p.values(s, t, some, zeroHides || l.Kernels.OnlyKeyLanes)
 		l.Kernels.Mix(e, t.sums.cur.o, l.DimV, s.Runs, ld, w, ldw, s.Alpha, t.N, l.DimV)
 		if s.block.replaced {
 			p.addNonFinite(t, some, w, ldw, func(_, _, _, _ int, weight float32) bool { return weight != 0 || !zeroHides })

@@ -99,7 +99,7 @@ type Tile struct {
 	Every         Span      // the keys that every row sees
 	here          Span      // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
 	mixed         bool      // the block mask hides some of here from some of the rows
-	stairs        int       // the last keys of here, of which each has a row less that sees it, from the second row on; 0 for others
+	stairs        int       // the last keys of here, which the causal diagonal crosses: the n-th, from 0, is hidden from the first n+1 rows and seen by the others; 0 without a diagonal
 	mayHide       bool      // a row may not see all keys of here: NaN and Inf of their values must not reach its outputs as 0·NaN
 	q             []float32 // the query rows, times scale
 	sums          sums

@@ -18,7 +18,7 @@ import (
 func (x *Kernels) Dots(e backend.DType, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
 	n := rowsOf(runs)
 	_, _ = s[(heads-1)*lds+n-1], q[(heads-1)*ldq+d-1]
-	if x.KeyLanes {
+	if x.OnlyKeyLanes {
 		for _, r := range runs {
 			scoresGonum(s, lds, r.float32s(ldk, d), ldk, r.n, q, ldq, heads, d)
 			s = s[r.n:]
@@ -78,7 +78,7 @@ func paired(runs []Run) bool {
 func (x *Kernels) Mix(e backend.DType, o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, heads, d int) {
 	n := rowsOf(runs)
 	_, _, _ = o[(heads-1)*ldo+d-1], p[(heads-1)*ldp+n-1], alpha[heads-1]
-	if x.KeyLanes {
+	if x.OnlyKeyLanes {
 		valuesGonum(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
 		return
 	}

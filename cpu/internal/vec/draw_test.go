@@ -24,7 +24,7 @@ func TestDrop(t *testing.T) {
 				var d Draw
 				d.Seed(want)
 				const row0, key0, keys = 4 * 77, 9, 101 // beyond 2^31 and more
-				if !asm.KeyLanes {
+				if !asm.OnlyKeyLanes {
 					ones := filled((keys+3)*x.Width, 1)
 					ones[0] = float32(math.NaN())
 					d.Tile(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+row0)

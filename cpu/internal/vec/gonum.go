@@ -22,7 +22,7 @@ import (
 // is one dot product, and an output is summed over keys upwards from 0. The
 // bits of a row therefore do not depend on the other rows of the tile.
 var kernelsGonum = Kernels{
-	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
+	Tier: "gonum", Lanes: 4, Width: 64, OnlyKeyLanes: true,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
 	store: [elements]storeFunc{F16: storeGonum(F16), BF16: storeGonum(BF16)}, rankOne: rankOneGonum, productSum: productSumGonum, silu: siluGonum, sumsFrom: sumsFromGonum, fma: fmaGonum, read: readGonum,

@@ -55,7 +55,7 @@ func (t twin) silu(x *float32, vectors int) {
 func TestLinearSteps(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		limit := func(size float32) float64 { // two roundings where products are not fused
-			if x.KeyLanes {
+			if x.OnlyKeyLanes {
 				return 2 * 0x1p-24 * float64(size)
 			}
 			return 0

@@ -384,7 +384,7 @@ func TestRowSteps(t *testing.T) {
 func TestMoves(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := x.Lanes
-		if !x.KeyLanes {
+		if !x.OnlyKeyLanes {
 			src, mul := random(rng, n*(n+3)), random(rng, n)
 			src[0], mul[0] = 0, -1
 			src[1], mul[1] = -1e-30, 1e-30 // underflows
