@@ -109,7 +109,7 @@ func (r *room) solve(n int) {
 		x := r.strip(s)
 		d := x[r.dk*w:][:n*w]
 		r.scores(r.columns, r.tmp, r.left, ll, n, x, r.dk)
-		foldStrip(r.columns, r.tmp[:len(d)], d, r.one, r.one)
+		r.columns.Fold(r.tmp, d, n, r.one, r.one)
 		r.scores(r.columns, d, r.inverse, maxChunk, n, r.tmp, n)
 	}
 }

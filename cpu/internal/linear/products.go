@@ -56,32 +56,13 @@ func (r *room) addOuter(o, x, rows []float32, n int) {
 	}
 }
 
-// foldStrip computes o = o·a + x·b, whole rows of a strip.
-//
-//	o, x [n, Width]    a, b [Width]
-func foldStrip(y *vec.Kernels, o, x, a, b []float32) {
-	if !y.OnlyKeyLanes { // which lacks Fold
-		y.Fold(o, x, len(o)/y.Width, a, b)
-		return
-	}
-	for i := range o {
-		lane := i % y.Width
-		o[i] = float32(o[i]*a[lane]) + float32(x[i]*b[lane])
-	}
-}
-
 // turn sets kt to the transpose of n rows, in strips of tokens [lk, Width].
 func (r *room) turn(rows []float32, n int) {
 	x, w := r.kernels, r.tokens.Width
 	for i := 0; i < n; i += w {
 		strip := r.kt[i*r.lk:]
-		for lane := 0; lane < w && !x.OnlyKeyLanes; lane += x.Lanes {
+		for lane := 0; lane < min(w, n-i); lane += x.Lanes {
 			x.Transpose(strip[lane:], w, w, rows[(i+lane)*r.lk:], r.lk, 1, r.lk, r.one)
-		}
-		for j := i; j < min(i+w, n) && x.OnlyKeyLanes; j++ { // which lacks Transpose
-			for c, y := range rows[j*r.lk:][:r.lk] {
-				strip[c*w+j-i] = y
-			}
 		}
 	}
 }

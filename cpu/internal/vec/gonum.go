@@ -22,11 +22,13 @@ import (
 // is one dot product, and an output is summed over keys upwards from 0. The
 // bits of a row therefore do not depend on the other rows of the tile.
 var kernelsGonum = Kernels{
-	Tier: "gonum", Lanes: 4, Width: 64, OnlyKeyLanes: true,
+	Tier: "gonum", Lanes: 4, Width: gonumWidth, OnlyKeyLanes: true, tile: tileKernels{fold: foldGonum}, transpose: transposeGonum,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
 	store: [elements]storeFunc{F16: storeGonum(F16), BF16: storeGonum(BF16)}, rankOne: rankOneGonum, productSum: productSumGonum, silu: siluGonum, sumsFrom: sumsFromGonum, fma: fmaGonum, read: readGonum,
 }
+
+const gonumWidth = 64
 
 // gonum's Gemm starts goroutines, and splits its sums differently, from four
 // blocks of 64 x 64 results on. One row of blocks and at most three columns of
@@ -220,6 +222,24 @@ func hideRowGonum(x *float32, mask *bool, vectors int) {
 	for i, one := range seen {
 		hidden := uint32(one) - 1 // all bits
 		s[i] = s[i]&^hidden | 0xff800000&hidden
+	}
+}
+
+func foldGonum(o, x *float32, rows int, a, b *float32) {
+	as, bs, out := (*[gonumWidth]float32)(unsafe.Pointer(a)), (*[gonumWidth]float32)(unsafe.Pointer(b)), unsafe.Slice(o, gonumWidth*rows)
+	for i, y := range unsafe.Slice(x, len(out)) {
+		lane := i % gonumWidth
+		out[i] = float32(out[i]*as[lane]) + float32(y*bs[lane])
+	}
+}
+
+func transposeGonum(dst *float32, ldd int, src *float32, lds int, mul *float32) {
+	factors := (*[4]float32)(unsafe.Pointer(mul))
+	for r := range 4 {
+		for c, x := range (*[4]float32)(unsafe.Add(unsafe.Pointer(src), r*lds)) {
+			to := (*[4]float32)(unsafe.Add(unsafe.Pointer(dst), c*ldd))
+			to[r] = float32(x*factors[c]) + 0
+		}
 	}
 }
 

@@ -43,7 +43,7 @@ type Kernels struct {
 	// Lanes is the number of float32 in a vector, Width the number of query rows in a tile, a multiple of Lanes.
 	Lanes, Width int
 	// OnlyKeyLanes is set in a table for tiles that always have keys as lanes. It lacks the kernels of the other layout: those of
-	// tileKernels, and Transpose. Its Dots and Mix read F32 only, and its Mix may skip weights of 0 even if their values are
+	// tileKernels except fold. Its Dots and Mix read F32 only, and its Mix may skip weights of 0 even if their values are
 	// not finite.
 	OnlyKeyLanes bool
 
