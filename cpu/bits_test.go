@@ -57,95 +57,47 @@ func testThreads(t *testing.T, tier string) {
 	}
 }
 
-// TestPlacement shows that bits depend neither on where in memory an operand
-// lies nor on its strides: gonum's dot product alone would sum in another order.
-func TestPlacement(t *testing.T) { eachTier(t, testPlacement) }
+// TestRowsAlone shows that rows of a window have the bits of each row alone. Those of a causal prefill also have the bits
+// of decoding, with the later keys absent, hidden by length, or hidden by the window. Hidden keys are NaN.
+func TestRowsAlone(t *testing.T) { eachTier(t, testRowsAlone) }
 
-func testPlacement(t *testing.T, tier string) {
-	for _, d := range []int{1, 5, 16, 64} {
-		const h, s = 2, 200
-		shape := backend.Shape{1, h, s, d}
-		be := open(t, Options{Tier: tier})
-		want := alloc(t, shape)
-		c := backend.Call{Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: want,
-			Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
-		must.Do(t, be.Attention(t.Context(), &c))
-		for offset := range 4 {
-			for _, gap := range []int{0, 1, 4} {
-				placed := func(x backend.Tensor) backend.Tensor {
-					strides := backend.Strides{h * s * (d + gap), s * (d + gap), d + gap, 1}
-					y := must.Get(alloc(t, backend.Shape{1, 1, 1, offset + h*s*(d+gap)}).View(shape, strides, offset))(t)
-					must.Do(t, be.Download(t.Context(), y, x))
-					return y
-				}
-				got := alloc(t, shape)
-				moved := c
-				moved.Q, moved.K, moved.V, moved.O = placed(c.Q), placed(c.K), placed(c.V), got
-				must.Do(t, be.Attention(t.Context(), &moved))
-				sameBits(t, fmt.Sprintf("D=%d at offset %d with gaps of %d", d, offset, gap), got, want)
+func testRowsAlone(t *testing.T, tier string) {
+	const s, d = 300, 22
+	shape, be := backend.Shape{1, 1, s, d}, open(t, Options{Tier: tier})
+	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
+	type alone struct {
+		say     string
+		k, v    backend.Tensor
+		visible backend.Visibility
+	}
+	compare := func(visible backend.Visibility, ways func(i int) []alone) {
+		want := attended(t, be, backend.Call{Q: q, K: k, V: v, Problem: backend.Problem{Scale: 1, Visible: visible}})
+		for i := range s {
+			moved := visible
+			moved.Offset += i
+			for _, x := range append(ways(i), alone{"alone", k, v, moved}) {
+				got := attended(t, be, backend.Call{Q: cut(t, q, backend.Seq, i, i+1), K: x.k, V: x.v, Problem: backend.Problem{Scale: 1, Visible: x.visible}})
+				sameBits(t, fmt.Sprintf("%+v, row %d, %s", visible, i, x.say), got, cut(t, want, backend.Seq, i, i+1))
 			}
 		}
 	}
-}
-
-// TestDecode shows that a causal prefill yields the bits of decoding one row at a time,
-// with the later keys absent, hidden by length, or hidden by the window. Hidden keys are
-// NaN.
-func TestDecode(t *testing.T) { eachTier(t, testDecode) }
-
-func testDecode(t *testing.T, tier string) {
-	const s, d = 300, 20
-	shape := backend.Shape{1, 1, s, d}
-	be := open(t, Options{Tier: tier})
-	want := alloc(t, shape)
-	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
-	causal := backend.Visibility{Left: backend.Unbounded}
-	must.Do(t, be.Attention(t.Context(), &backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: causal}}))
-	kNaN, vNaN := alloc(t, shape), alloc(t, shape)
-	for _, x := range []backend.Tensor{kNaN, vNaN} {
-		data := floats(t, x)
-		for i := range data {
-			data[i] = float32(math.NaN())
-		}
-	}
-	for i := range s {
-		must.Do(t, be.Download(t.Context(), cut(t, kNaN, backend.Seq, i, i+1), cut(t, k, backend.Seq, i, i+1)))
-		must.Do(t, be.Download(t.Context(), cut(t, vNaN, backend.Seq, i, i+1), cut(t, v, backend.Seq, i, i+1)))
-		for _, how := range []struct {
-			say     string
-			k, v    backend.Tensor
-			visible backend.Visibility
-		}{
-			{"keys absent", cut(t, k, backend.Seq, 0, i+1), cut(t, v, backend.Seq, 0, i+1), backend.Everything()},
-			{"keys beyond the length", kNaN, vNaN, backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{i + 1}}},
-			{"keys beyond the window", kNaN, vNaN, backend.Visibility{Offset: i, Left: backend.Unbounded}},
-		} {
-			got := alloc(t, backend.Shape{1, 1, 1, d})
-			c := backend.Call{Q: cut(t, q, backend.Seq, i, i+1), K: how.k, V: how.v, O: got, Problem: backend.Problem{Scale: 1, Visible: how.visible}}
-			must.Do(t, be.Attention(t.Context(), &c))
-			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, cut(t, want, backend.Seq, i, i+1))
-		}
-	}
-}
-
-// TestWindows shows that rows of a window have the bits
-// of each row alone.
-func TestWindows(t *testing.T) { eachTier(t, testWindows) }
-
-func testWindows(t *testing.T, tier string) {
-	const s, d = 300, 22
-	be, shape := open(t, Options{Tier: tier}), backend.Shape{1, 1, s, d}
-	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
 	for _, visible := range []backend.Visibility{{Left: 70, Right: 9}, {Left: 10, Right: 2}, {Left: 150, Offset: -37}, {Left: backend.Unbounded, Right: 5, Offset: 31}, {Right: backend.Unbounded}} {
-		want := alloc(t, shape)
-		c := backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: visible}}
-		must.Do(t, be.Attention(t.Context(), &c))
-		for i := range s {
-			c.Q, c.O, c.Visible.Offset = cut(t, q, backend.Seq, i, i+1), alloc(t, backend.Shape{1, 1, 1, d}), visible.Offset+i
-			must.Do(t, be.Attention(t.Context(), &c))
-			sameBits(t, fmt.Sprintf("%+v, row %d", visible, i), c.O, cut(t, want, backend.Seq, i, i+1))
-		}
+		compare(visible, func(int) []alone { return nil })
 	}
+	kNaN, vNaN := alloc(t, shape), alloc(t, shape)
+	tile.Fill(floats(t, kNaN), float32(math.NaN()))
+	tile.Fill(floats(t, vNaN), float32(math.NaN()))
+	compare(backend.Visibility{Left: backend.Unbounded}, func(i int) []alone {
+		copy(floats(t, kNaN)[i*d:][:d], floats(t, k)[i*d:])
+		copy(floats(t, vNaN)[i*d:][:d], floats(t, v)[i*d:])
+		everything, length := backend.Everything(), backend.Everything()
+		length.KLen = []int{i + 1}
+		return []alone{
+			{"keys absent", cut(t, k, backend.Seq, 0, i+1), cut(t, v, backend.Seq, 0, i+1), everything},
+			{"keys beyond the length", kNaN, vNaN, length},
+			{"keys beyond the window", kNaN, vNaN, backend.Visibility{Offset: i, Left: backend.Unbounded}},
+		}
+	})
 }
 
 // TestAnyCompany shows that the bits of a row depend on nothing but the row: not on the

@@ -123,6 +123,21 @@ func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	}
 }
 
+// withO returns c with an unset output.
+func withO(t testing.TB, c backend.Call) backend.Call {
+	d := c.Dims()
+	c.O = alloc(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})
+	return c
+}
+
+// attended returns the outputs of c.
+func attended(t testing.TB, be *Backend, c backend.Call) backend.Tensor {
+	t.Helper()
+	c = withO(t, c)
+	must.Do(t, be.Attention(t.Context(), &c))
+	return c.O
+}
+
 // everyOption returns a problem of 4 heads with most options.
 func everyOption(t testing.TB, b, h, sq, sk int, visible backend.Visibility) backend.Problem {
 	t.Helper()

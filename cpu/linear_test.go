@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/pool"
@@ -40,7 +39,7 @@ func gatedDelta(b *testing.B, heads, tokens, decays int) *backend.LinearAttentio
 
 // BenchmarkLinearAttention measures gated delta rules with K = V = 128. Prompts of 8,192 tokens are compared with the peak, by
 // C·(5K + 3V) + 6KV operations a token with C = 64, whatever the chunks are, and steps of decoding with a loop that reads
-// and writes the states. Both take turns, and the medians count.
+// and writes the states.
 //
 // Prompts reach 60 to 72% of the peak with AVX2 on a shared machine. On a loaded one, where the best of several hundred calls
 // on one thread counts, those with decays of channels reach 65% (41% with their factors in Go), and a step in the cache takes
@@ -62,34 +61,25 @@ func BenchmarkLinearAttention(b *testing.B) {
 		b.Run(fmt.Sprintf("h%dt%dg%d", c.heads, c.tokens, c.decays), func(b *testing.B) {
 			call := gatedDelta(b, c.heads, c.tokens, c.decays)
 			scale := &scaleJob{be, must.Get(call.PastState.Float32s())(b), k * v}
-			var rates, shares []float64
-			must.Do(b, be.LinearAttention(b.Context(), call))
+			compute := func() error { return be.LinearAttention(b.Context(), call) }
+			must.Do(b, compute())
 			b.ReportAllocs()
-			for b.Loop() {
-				start := time.Now()
-				must.Do(b, be.LinearAttention(b.Context(), call))
-				rate := float64(c.heads) / time.Since(start).Seconds()
-				ceiling := 0.0
+			turns(b, func() map[string]float64 {
+				rate, ceiling := float64(c.heads)/seconds(b, compute), 0.0
 				if c.tokens > 1 {
 					rate *= float64(c.tokens) * (64*(5*k+3*v) + 6*k*v)
 					ceiling = must.Get(be.PeakFLOPS(b.Context()))(b)
 				} else {
 					rate *= 2 * 4 * k * v
-					start = time.Now()
-					must.Do(b, sharedPool.Run(b.Context(), scale, 64, c.heads, be.threads()))
-					ceiling = float64(c.heads) * 2 * 4 * k * v / time.Since(start).Seconds()
+					ceiling = float64(c.heads) * 2 * 4 * k * v / seconds(b, func() error { return sharedPool.Run(b.Context(), scale, 64, c.heads, be.threads()) })
 				}
-				rates, shares = append(rates, rate), append(shares, 100*rate/ceiling)
-			}
-			slices.Sort(rates)
-			slices.Sort(shares)
-			b.ReportMetric(rates[len(rates)/2]/1e9, "Gop-or-GB/s")
-			b.ReportMetric(shares[len(shares)/2], "%ceiling")
+				return map[string]float64{"Gop-or-GB/s": rate / 1e9, "%ceiling": 100 * rate / ceiling}
+			})
 		})
 	}
 }
 
-// BenchmarkLinearOrSoftmax compares prompts of the gated delta rule with causal softmax attention of the same heads, in turns.
+// BenchmarkLinearOrSoftmax compares prompts of the gated delta rule with causal softmax attention of the same heads.
 //
 //	go test -run '^$' -bench LinearOrSoftmax -benchtime 9x ./cpu
 func BenchmarkLinearOrSoftmax(b *testing.B) {
@@ -99,16 +89,10 @@ func BenchmarkLinearOrSoftmax(b *testing.B) {
 			b.Run(fmt.Sprintf("t%dg%d", tokens, decays), func(b *testing.B) {
 				linear := gatedDelta(b, 8, tokens, decays)
 				softmax := &backend.Call{Q: linear.Q, K: linear.K, V: linear.V, O: linear.O, Problem: backend.Problem{Scale: 0.1, Visible: backend.Visibility{Left: backend.Unbounded}}}
-				var ratios []float64
-				for b.Loop() {
-					start := time.Now()
-					must.Do(b, be.LinearAttention(b.Context(), linear))
-					middle := time.Now()
-					must.Do(b, be.Attention(b.Context(), softmax))
-					ratios = append(ratios, float64(time.Since(middle))/float64(middle.Sub(start)))
-				}
-				slices.Sort(ratios)
-				b.ReportMetric(ratios[len(ratios)/2], "softmax/linear")
+				turns(b, func() map[string]float64 {
+					took := seconds(b, func() error { return be.LinearAttention(b.Context(), linear) })
+					return map[string]float64{"softmax/linear": seconds(b, attend(b, be, softmax)) / took}
+				})
 			})
 		}
 	}
@@ -141,7 +125,7 @@ func (j *copyJob) Task(_ *pool.Turn, _ *pool.Scratch, t int) error {
 }
 
 // BenchmarkCausalConv measures the convolution of Qwen3-Next, of 8,192 channels and 4 taps with SiLU, and compares it with a
-// copy in turns. turned has channels in rows, as ONNX has them. In the cache, on one thread of a loaded machine with AVX2, the
+// copy. turned has channels in rows, as ONNX has them. In the cache, on one thread of a loaded machine with AVX2, the
 // best of a hundred calls reads and writes 7.8 GB/s, and 5.7 GB/s with channels in rows. Strips of 24 channels, SiLU in Go and
 // channels as lanes in both cases had 2.0 and 1.0 GB/s.
 //
@@ -168,21 +152,14 @@ func BenchmarkCausalConv(b *testing.B) {
 			}
 			call := &backend.CausalConv{Y: tensor(tokens), X: tensor(tokens), W: tensor(taps), SiLU: true}
 			move := &copyJob{make([]float32, channels*tokens), make([]float32, channels*tokens)}
-			var rates, shares []float64
-			must.Do(b, be.CausalConv(b.Context(), call))
-			must.Do(b, sharedPool.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()))
-			for b.Loop() {
-				start := time.Now()
-				must.Do(b, be.CausalConv(b.Context(), call))
-				took := time.Since(start).Seconds()
-				start = time.Now()
-				must.Do(b, sharedPool.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()))
-				rates, shares = append(rates, 8*channels*tokens/took/1e9), append(shares, 100*time.Since(start).Seconds()/took)
-			}
-			slices.Sort(rates)
-			slices.Sort(shares)
-			b.ReportMetric(rates[len(rates)/2], "GB/s")
-			b.ReportMetric(shares[len(shares)/2], "%copy")
+			compute := func() error { return be.CausalConv(b.Context(), call) }
+			copies := func() error { return sharedPool.Run(b.Context(), move, 0, channels*tokens>>14, be.threads()) }
+			must.Do(b, compute())
+			must.Do(b, copies())
+			turns(b, func() map[string]float64 {
+				took := seconds(b, compute)
+				return map[string]float64{"GB/s": 8 * channels * tokens / took / 1e9, "%copy": 100 * seconds(b, copies) / took}
+			})
 		})
 	}
 }

@@ -87,29 +87,3 @@ func inPages(t *testing.T, x backend.Tensor, size int, order []int, dtype backen
 	}
 	return typed(t, pool, dtype)
 }
-
-// TestPagesOfNoKeys shows that sequences without keys in a batch with others need no pages:
-// their rows are zeros, whatever their tables contain.
-func TestPagesOfNoKeys(t *testing.T) { eachTier(t, testPagesOfNoKeys) }
-
-func testPagesOfNoKeys(t *testing.T, tier string) {
-	be := open(t, Options{Tier: tier, Threads: 2})
-	for _, size := range []int{1, 8, 16, 64} {
-		for _, keys := range []int{1, 2, size} {
-			for _, empty := range [][]int32{{}, {-1}} {
-				c := backend.Call{Q: random(t, 1, backend.Shape{2, 2, 1, 8}), K: random(t, 2, backend.Shape{2, 1, size, 8}),
-					V: random(t, 3, backend.Shape{2, 1, size, 8}), O: alloc(t, backend.Shape{2, 2, 1, 8}),
-					Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-				c.Pages = &backend.Pages{Table: [][]int32{[]int32{0, 1}[:tile.CeilDiv(keys, size)], empty}, Keys: keys}
-				c.Visible.KLen = []int{keys, 0}
-				tile.Fill(floats(t, c.O), 7)
-				must.Do(must.In(t, "%d keys in pages of %d, table %v", keys, size, c.Pages.Table), be.Attention(t.Context(), &c))
-				for i, x := range floats(t, c.O) {
-					if empty := i >= 16; empty != (math.Float32bits(x) == 0) || x == 7 {
-						t.Fatalf("%d keys in pages of %d, table %v: element %d is %v", keys, size, c.Pages.Table, i, x)
-					}
-				}
-			}
-		}
-	}
-}

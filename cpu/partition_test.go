@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -10,31 +9,6 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
-
-// TestTileEdges compares each tier with the reference, element by element, for lengths
-// at and next to the edges of vectors, tiles, key blocks and chunks, and head sizes at
-// and next to those of vectors. With -short each length meets a fifth of the others.
-func TestTileEdges(t *testing.T) {
-	skipWithRace(t)
-	dims := []int{1, 7, 8, 9, 16, 31, 40, 80, 130}
-	n := 0
-	for i, sq := range []int{1, 2, 12, 13, 24, 25, 32, 33, 47, 48, 49, 64, 65, 129} {
-		for j, sk := range []int{1, 3, 4, 5, 15, 17, 127, 128, 129, 131, 1023, 1024, 1025, 1157, 2049} {
-			if testing.Short() && (i+j)%5 > 0 {
-				continue
-			}
-			dim, dv := dims[n%len(dims)], dims[(n/2+3)%len(dims)]
-			n++
-			shape := func(heads, seq, dim int) backend.Shape { return backend.Shape{1, heads, seq, dim} }
-			c := backend.Call{Q: random(t, uint64(n), shape(2, sq, dim)), K: random(t, 2, shape(1, sk, dim)), V: random(t, 3, shape(1, sk, dv)),
-				Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
-			if n%3 == 0 {
-				c.Visible = backend.Visibility{Offset: sk - sq, Left: 100 + n%40, Right: n % 7}
-			}
-			compareTiers(t, fmt.Sprintf("%d queries, %d keys, head sizes %d and %d, %+v", sq, sk, dim, dv, c.Visible), 1+n%3, c)
-		}
-	}
-}
 
 // TestPartition shows which partitions the shapes lead to, that a partition covers a
 // call once, and that a plan describes the one that is executed.
@@ -89,32 +63,6 @@ func TestPartition(t *testing.T) {
 				t.Errorf("%s: %d bytes of scratch", c.say, p.Scratch)
 			}
 		}
-	}
-}
-
-// TestWideHeads shows that each tier takes multi-head latent attention in its absorbed form, heads of 576 over
-// one key head, of which the values are the first 512 elements, and head sizes beyond what the caches of a core hold.
-func TestWideHeads(t *testing.T) {
-	skipWithRace(t)
-	for _, x := range []struct {
-		heads, sq, sk, dim, dv int
-		scale                  float32
-		visible                backend.Visibility
-	}{
-		{16, 1, 260, 576, 512, 0.07, backend.Visibility{Offset: 259, Left: backend.Unbounded}},
-		{16, 5, 260, 576, 512, 0.07, backend.Visibility{Offset: 255, Left: backend.Unbounded}},
-		{2, 1, 300, 1100, 1030, 0.03, backend.Everything()},
-		{2, 70, 300, 1100, 1030, 0.03, backend.Everything()},
-	} {
-		kv := random(t, 2, backend.Shape{1, 1, x.sk, x.dim})
-		c := backend.Call{Q: random(t, 1, backend.Shape{1, x.heads, x.sq, x.dim}), K: kv, V: cut(t, kv, backend.Dim, 0, x.dv), Problem: backend.Problem{Scale: x.scale, Visible: x.visible}}
-		for _, tier := range Tiers() {
-			c.O = alloc(t, backend.Shape{1, x.heads, x.sq, x.dv})
-			if p, err := open(t, Options{Tier: tier}).Plan(t.Context(), &c); err != nil || !strings.Contains(p.Path, tier) {
-				t.Fatalf("%s: path %q, error %v", tier, p.Path, err)
-			}
-		}
-		compareTiers(t, fmt.Sprintf("%d queries of %d", x.sq, x.dim), 2, c)
 	}
 }
 

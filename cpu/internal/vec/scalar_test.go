@@ -21,23 +21,6 @@ func ulpsOff(got float32, want float64) float64 {
 	return math.Abs(float64(got)-want) / math.Ldexp(1, max(e-24, -149))
 }
 
-// TestExp2Error steps through the bits of the float32 numbers whose power of two is
-// a normal number.
-func TestExp2Error(t *testing.T) {
-	step := uint32(97) // every 97th number; a prime, so that all low bits occur
-	worst := 0.0
-	for _, sign := range []uint32{0, 1 << 31} {
-		for u := uint32(0); u <= math.Float32bits(126); u += step {
-			x := math.Float32frombits(u | sign)
-			worst = max(worst, ulpsOff(exp2(x), math.Exp2(float64(x))))
-		}
-	}
-	t.Logf("largest error: %.3f ulp", worst)
-	if worst > 0.56 {
-		t.Errorf("error is %.3f ulp, stated is 0.56", worst)
-	}
-}
-
 func TestTanhError(t *testing.T) {
 	var worst float64
 	for u := uint32(0); u <= math.Float32bits(12); u += 97 {

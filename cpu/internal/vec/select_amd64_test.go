@@ -2,6 +2,7 @@ package vec
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -21,14 +22,30 @@ func TestExtensions(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestInstructions shows that kernels run where their names say. Those of AVX2 need none of the instructions of AVX-512,
+// and none of the registers that it adds: given such a register, the assembler turns an instruction of AVX into one of
+// AVX-512 without a word.
+func TestInstructions(t *testing.T) {
 	source := must.Get(os.ReadFile("vec_amd64.s"))(t)
+	wide, avx2 := regexp.MustCompile(`\b(AVX512\w*|[XY](1[6-9]|2\d|3[01])|Z\d+|K[0-7])\b`), 0
 	for _, kernel := range strings.Split(string(source), "\n// func ")[1:] {
 		name, text, _ := strings.Cut(kernel, "(")
+		if strings.Contains(name, "AVX2") {
+			avx2++
+			if found := wide.FindString(text); found != "" {
+				t.Errorf("%s uses %s", name, found)
+			}
+		}
 		if uses := strings.Contains(text, "VPDPBUSD"); uses != (name == "dotsFixedAVX512") {
 			t.Errorf("%s: uses VNNI %v", name, uses)
 		}
 		if uses := strings.Contains(text, "VPERMI2B"); uses != strings.HasSuffix(name, "VBMI") {
 			t.Errorf("%s: uses VBMI %v", name, uses)
 		}
+	}
+	if avx2 < 90 {
+		t.Errorf("found %d kernels of AVX2", avx2)
 	}
 }
