@@ -8,46 +8,35 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
-	be := New(Options{Threads: 2})
-	defer be.Close()
-	var all []backend.Tensor
-	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8} {
-		x := must.Get(be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16}))(t)
-		all = append(all, x, backend.Tensor{}) // the zero Tensor has nothing to read
-	}
-	rate, err := be.ReadBandwidth(t.Context(), all...)
-	if err != nil || !(rate > 0) {
-		t.Errorf("%g bytes a second, %v", rate, err)
-	}
-	if rate, err := be.ReadBandwidth(t.Context()); rate != 0 || err != nil {
-		t.Errorf("of nothing: %g, %v", rate, err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	must.Fail(t, "cancelled", must.Err(be.ReadBandwidth(ctx, all[0])), context.Canceled)
-	all[0].Release()
-	must.Fail(t, "released", must.Err(be.ReadBandwidth(t.Context(), all[0])), backend.ErrReleased)
-}
-
-// TestCeilingsOfEachTier shows that each tier measures its ceilings in its own
-// instructions.
-func TestCeilingsOfEachTier(t *testing.T) {
-	for _, tier := range Tiers() {
-		be := New(Options{Threads: 1, Tier: tier})
+// TestCeilings shows that each tier measures its ceilings in its own instructions, and reads the operands that it is given.
+func TestCeilings(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		be := New(Options{Threads: 2, Tier: tier})
 		if got := be.loops().Tier; tier != tierGonum && got != tier {
-			t.Errorf("tier %s: the ceiling is measured in %q", tier, got)
+			t.Errorf("the ceiling is measured in %q", got)
 		}
-		x := must.Get(be.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1024, 64}))(t)
 		if rate, err := be.PeakFLOPS(t.Context()); err != nil || !(rate > 0) {
-			t.Errorf("tier %s: %g operations a second, %v", tier, rate, err)
+			t.Errorf("%g operations a second, %v", rate, err)
 		}
-		if rate, err := be.ReadBandwidth(t.Context(), x); err != nil || !(rate > 0) {
-			t.Errorf("tier %s: %g bytes a second, %v", tier, rate, err)
+		var all []backend.Tensor
+		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8} {
+			x := must.Get(be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16}))(t)
+			all = append(all, x, backend.Tensor{}) // the zero Tensor has nothing to read
 		}
+		if rate, err := be.ReadBandwidth(t.Context(), all...); err != nil || !(rate > 0) {
+			t.Errorf("%g bytes a second, %v", rate, err)
+		}
+		if rate, err := be.ReadBandwidth(t.Context()); rate != 0 || err != nil {
+			t.Errorf("of nothing: %g, %v", rate, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		must.Fail(t, "cancelled", must.Err(be.ReadBandwidth(ctx, all[0])), context.Canceled)
+		all[0].Release()
+		must.Fail(t, "released", must.Err(be.ReadBandwidth(t.Context(), all[0])), backend.ErrReleased)
 		must.Do(t, be.Close())
 		must.Fail(t, "after Close", must.Err(be.PeakFLOPS(t.Context())), backend.ErrClosed)
-	}
+	})
 }
 
 // TestMemoryOfViews shows that a view's memory ends with its last element, whatever its

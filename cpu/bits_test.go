@@ -14,47 +14,31 @@ import (
 // TestThreads shows that every operation yields the same bits on any number of
 // threads, and for any division into tasks.
 func TestThreads(t *testing.T) {
-	eachTier(t, testThreads)
-}
-
-func testThreads(t *testing.T, tier string) {
-	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 333, 300, 24, 21
-	q, k, v := random(t, 1, backend.Shape{b, h, sq, d}), random(t, 2, backend.Shape{b, hkv, sk, d}), random(t, 3, backend.Shape{b, hkv, sk, dv})
-	p := everyOption(t, b, h, sq, sk, backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}})
-	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
-	cos, sin := random(t, 7, backend.Shape{b, h, sq, 9}), random(t, 8, backend.Shape{b, h, sq, 9})
-	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse", "rotated", "dx of a norm", "dw", "dx of a gate", "dgate"}
-	all := func(threads int) []backend.Tensor {
-		be, ctx := open(t, Options{Threads: threads, Tier: tier}), t.Context()
-		o, lse := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
-		must.Do(t, be.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, LSE: lse, Problem: p}))
-		s, weights, stagedLSE := alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, 1})
-		must.Do(t, be.QK(ctx, s, q, k))
-		must.Do(t, be.QK(ctx, weights, q, k))
-		must.Do(t, be.Softmax(ctx, weights, stagedLSE, &p))
-		staged, y := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 50})
-		must.Do(t, be.PV(ctx, staged, weights, v))
-		must.Do(t, be.Project(ctx, y, o, w, bias))
-		merged, mergedLSE := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
-		must.Do(t, be.Download(ctx, merged, o))
-		must.Do(t, be.Download(ctx, mergedLSE, lse))
-		must.Do(t, be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
-		rotated := alloc(t, backend.Shape{b, h, sq, dv})
-		must.Do(t, be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
-		var grads [4]backend.Tensor
-		for i := range grads {
-			grads[i] = alloc(t, backend.Shape{b, h, sq, dv})
+	const b, h, sq, sk, dv = 2, 4, 333, 300, 21
+	eachTier(t, func(t *testing.T, tier string) {
+		var want []stage
+		for _, threads := range []int{1, 2, 3, 7} {
+			be := open(t, Options{Threads: threads, Tier: tier})
+			all := stages(t, be)
+			for _, s := range all {
+				must.Do(t, s.do(t.Context()))
+			}
+			p := everyOption(t, b, h, sq, sk, backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}})
+			c := backend.Call{Q: random(t, 1, backend.Shape{b, h, sq, 24}), K: random(t, 2, backend.Shape{b, 2, sk, 24}), V: random(t, 3, backend.Shape{b, 2, sk, dv}), Problem: p}
+			weights, lse := alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, 1})
+			must.Do(t, be.QK(t.Context(), weights, c.Q, c.K))
+			must.Do(t, be.Softmax(t.Context(), weights, lse, &p))
+			all = append(all, stage{name: "every option", out: []backend.Tensor{attended(t, be, c), weights, lse}})
+			if want == nil {
+				want = all
+			}
+			for n, s := range all {
+				for i, out := range s.out {
+					sameBits(t, fmt.Sprintf("output %d of %s on %d threads", i, s.name, threads), out, want[n].out[i])
+				}
+			}
 		}
-		must.Do(t, be.NormaliseBackward(ctx, grads[0], grads[1], rotated, o, backend.Tensor{}, backend.Norm{Epsilon: 1e-6}))
-		must.Do(t, be.GateBackward(ctx, grads[2], grads[3], rotated, o, merged, backend.SiLU))
-		return append([]backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}, grads[:]...)
-	}
-	want := all(1)
-	for _, threads := range []int{2, 3, 7} {
-		for i, got := range all(threads) {
-			sameBits(t, fmt.Sprintf("%s on %d threads", names[i], threads), got, want[i])
-		}
-	}
+	})
 }
 
 // TestRowsAlone shows that rows of a window have the bits of each row alone. Those of a causal prefill also have the bits

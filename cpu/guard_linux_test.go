@@ -41,6 +41,15 @@ func guarded[T any](t *testing.T, n int, atEnd bool) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&mem[at])), n)
 }
 
+// guardedTensor returns a tensor of drawn elements in such memory.
+func guardedTensor[T float32 | uint16 | bool](t *testing.T, dtype backend.DType, atEnd bool, shape backend.Shape, draw func() T) backend.Tensor {
+	data := guarded[T](t, shape.Elements(), atEnd)
+	for i := range data {
+		data[i] = draw()
+	}
+	return must.Get(backend.Host(data, dtype, shape))(t)
+}
+
 // TestGuardPages runs calls whose every operand lies against memory that may not
 // be touched: one element read or written outside ends the test's process. The
 // shapes are one off the edges of tiles, vectors and key blocks.
@@ -52,31 +61,13 @@ func TestGuardPages(t *testing.T) {
 func testGuardPages(t *testing.T, tier string) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	tensor := func(dtype backend.DType, atEnd bool, shape backend.Shape) backend.Tensor {
-		n := shape.Elements()
-		var x backend.Tensor
-		var err error
 		switch dtype {
 		case backend.F32:
-			data := guarded[float32](t, n, atEnd)
-			for i := range data {
-				data[i] = rng.Float32() - 0.5
-			}
-			x, err = backend.Host(data, backend.F32, shape)
+			return guardedTensor(t, dtype, atEnd, shape, func() float32 { return rng.Float32() - 0.5 })
 		case backend.Bool:
-			data := guarded[bool](t, n, atEnd)
-			for i := range data {
-				data[i] = rng.IntN(3) > 0
-			}
-			x, err = backend.Host(data, backend.Bool, shape)
-		default:
-			data := guarded[uint16](t, n, atEnd)
-			for i := range data {
-				data[i] = uint16(rng.IntN(0x3800))
-			}
-			x, err = backend.Host(data, dtype, shape)
+			return guardedTensor(t, dtype, atEnd, shape, func() bool { return rng.IntN(3) > 0 })
 		}
-		must.Do(t, err)
-		return x
+		return guardedTensor(t, dtype, atEnd, shape, func() uint16 { return uint16(rng.IntN(0x3800)) })
 	}
 	be := open(t, Options{Tier: tier})
 	for _, n := range []struct{ heads, sq, sk, dim, dv int }{

@@ -22,15 +22,19 @@ func (j *scaleJob) Task(_ *pool.Turn, w *pool.Scratch, t int) error {
 	return nil
 }
 
+// sevenths returns a contiguous tensor of fill·1/7 to fill.
+func sevenths(b *testing.B, shape backend.Shape, fill float32) backend.Tensor {
+	x := alloc(b, shape)
+	for i, data := 0, floats(b, x); i < len(data); i++ {
+		data[i] = fill * float32(i%7+1) / 7
+	}
+	return x
+}
+
 // gatedDelta returns a call of the gated delta rule with K = V = 128.
 func gatedDelta(b *testing.B, heads, tokens, decays int) *backend.LinearAttention {
 	tensor := func(rows, cols int, fill float32) backend.Tensor {
-		t := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, heads, rows, cols}))(b)
-		data := must.Get(t.Float32s())(b)
-		for i := range data {
-			data[i] = fill * float32(i%7+1) / 7
-		}
-		return t
+		return sevenths(b, backend.Shape{1, heads, rows, cols}, fill)
 	}
 	q, state := tensor(tokens, 128, 0.1), tensor(128, 128, 1)
 	return &backend.LinearAttention{O: tensor(tokens, 128, 0), Q: q, K: q, V: tensor(tokens, 128, 1), Decay: tensor(tokens, decays, -0.1),
@@ -60,7 +64,7 @@ func BenchmarkLinearAttention(b *testing.B) {
 	}{{8, 8192, 1}, {8, 8192, k}, {1024, 1, 1}, {1024, 1, k}} {
 		b.Run(fmt.Sprintf("h%dt%dg%d", c.heads, c.tokens, c.decays), func(b *testing.B) {
 			call := gatedDelta(b, c.heads, c.tokens, c.decays)
-			scale := &scaleJob{be, must.Get(call.PastState.Float32s())(b), k * v}
+			scale := &scaleJob{be, floats(b, call.PastState), k * v}
 			compute := func() error { return be.LinearAttention(b.Context(), call) }
 			must.Do(b, compute())
 			b.ReportAllocs()
@@ -136,19 +140,10 @@ func BenchmarkCausalConv(b *testing.B) {
 	for _, turned := range []bool{false, true} {
 		b.Run(fmt.Sprintf("turned=%v", turned), func(b *testing.B) {
 			tensor := func(rows int) backend.Tensor {
-				shape := backend.Shape{1, 1, rows, channels}
 				if turned {
-					shape = backend.Shape{1, 1, channels, rows}
+					return swap(b, sevenths(b, backend.Shape{1, 1, channels, rows}, 1), backend.Seq, backend.Dim)
 				}
-				t := must.Get(backend.AllocHost(backend.F32, shape))(b)
-				data := must.Get(t.Float32s())(b)
-				for i := range data {
-					data[i] = float32(i%7+1) / 7
-				}
-				if turned {
-					t = must.Get(t.Swap(backend.Seq, backend.Dim))(b)
-				}
-				return t
+				return sevenths(b, backend.Shape{1, 1, rows, channels}, 1)
 			}
 			call := &backend.CausalConv{Y: tensor(tokens), X: tensor(tokens), W: tensor(taps), SiLU: true}
 			move := &copyJob{make([]float32, channels*tokens), make([]float32, channels*tokens)}

@@ -127,14 +127,12 @@ func TestPairsInGo(t *testing.T) {
 			}
 		}
 		run := func(be *Backend, low bool) backend.Tensor {
-			o := alloc(t, backend.Shape{b, h, sq, dv})
-			call := backend.Call{Q: typed(t, q, backend.BF16), K: typed(t, keys, backend.BF16), V: typed(t, values, backend.BF16), O: o, Problem: c.p}
+			call := backend.Call{Q: typed(t, q, backend.BF16), K: typed(t, keys, backend.BF16), V: typed(t, values, backend.BF16), Problem: c.p}
 			call.LowPrecision = low
 			if low != tile.Pairs(be.kernels, &call) {
 				t.Fatalf("%s: in low precision %v, products of pairs %v", c.say, low, !low)
 			}
-			must.Do(t, be.Attention(t.Context(), &call))
-			return o
+			return attended(t, be, call)
 		}
 		got, want := floats(t, run(twin, true)), floats(t, run(be, false))
 		bound := (0x1p-8 + 0x1p-14) * c.p.Dropout.Factor()

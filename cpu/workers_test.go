@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"runtime/metrics"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,11 +20,6 @@ import (
 // these have started, and that the goroutines end with Close or with an unreachable backend.
 func TestWorkersOutliveCalls(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
-	created := func() uint64 {
-		s := []metrics.Sample{{Name: "/sched/goroutines-created:goroutines"}}
-		metrics.Read(s)
-		return s[0].Value.Uint64()
-	}
 	c := plain(t, 4, 256, 64)
 	call := func(be *Backend) {
 		must.Do(t, be.Attention(t.Context(), c))
@@ -39,14 +33,6 @@ func TestWorkersOutliveCalls(t *testing.T) {
 	}
 	if got := runtime.NumGoroutine(); got != running+2 {
 		t.Errorf("%d goroutines more after a call with 3 threads, want 2 workers", got-running)
-	}
-	before := created()
-	for range 100 {
-		call(be)
-		call(other)
-	}
-	if n := created() - before; n > 200+10 { // one empty one each; the runtime's own may be among them
-		t.Errorf("200 calls started %d goroutines", n)
 	}
 	// end waits without a deadline: the limit of the whole test binary reports a hang.
 	end := func(help func()) {
@@ -200,7 +186,7 @@ func stages(t *testing.T, be *Backend) []stage {
 	add("merge", []backend.Tensor{o, lse}, func(ctx context.Context) error { return be.Merge(ctx, o, lse, part, partLSE) })
 	y, cos, sin := zeros(1, 2, rows, dim), x(10, 1, 2, rows, dim/2), x(11, 1, 2, rows, dim/2)
 	add("rotate", []backend.Tensor{y}, func(ctx context.Context) error {
-		return be.Rotate(ctx, y, q, cos, sin, backend.Rotation{})
+		return be.Rotate(ctx, y, q, cos, sin, backend.Rotation{Interleaved: true})
 	})
 	normed, dw := zeros(1, 2, rows, dim), zeros(1, 2, rows, dim)
 	add("normalise backward", []backend.Tensor{normed, dw}, func(ctx context.Context) error {

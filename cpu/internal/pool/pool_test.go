@@ -43,6 +43,18 @@ type job func(turn *Turn, n int) error
 
 func (j job) Task(turn *Turn, _ *Scratch, n int) error { return j(turn, n) }
 
+// nothing is a task.
+func nothing(*Turn, int) error { return nil }
+
+// run runs a call without scratch in a goroutine of calls. It must succeed.
+func run(t *testing.T, calls *sync.WaitGroup, p *Pool, tasks, threads int, f job) {
+	calls.Go(func() {
+		if err := p.Run(t.Context(), f, 0, tasks, threads); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 var errFail = errors.New("a task failed")
 
 // TestEachTaskOnce shows that each task is computed once, whatever the number of
@@ -98,11 +110,7 @@ func occupy(t *testing.T, p *Pool, cores int) (release func()) {
 	end := make(chan struct{})
 	inside.Add(cores)
 	for range cores {
-		calls.Go(func() {
-			if err := p.Run(context.Background(), job(func(*Turn, int) error { inside.Done(); <-end; return nil }), 0, 1, 1); err != nil {
-				t.Error(err)
-			}
-		})
+		run(t, &calls, p, 1, 1, func(*Turn, int) error { inside.Done(); <-end; return nil })
 	}
 	inside.Wait()
 	return func() { close(end); calls.Wait() }
@@ -126,15 +134,11 @@ func TestQueue(t *testing.T) {
 	left := make(chan error)
 	for n := range 5 {
 		if n == 2 {
-			go func() { left <- p.Run(ctx, job(func(*Turn, int) error { return nil }), 0, 1, 1) }()
+			go func() { left <- p.Run(ctx, job(nothing), 0, 1, 1) }()
 			await(p, n+1)
 			continue
 		}
-		calls.Go(func() {
-			if err := p.Run(t.Context(), job(func(*Turn, int) error { order = append(order, n); return nil }), 0, 1, 1); err != nil {
-				t.Error(err)
-			}
-		})
+		run(t, &calls, p, 1, 1, func(*Turn, int) error { order = append(order, n); return nil })
 		await(p, n+1)
 	}
 	cancel()
@@ -155,20 +159,15 @@ func TestTurns(t *testing.T) {
 	const tasks = 20 * stride
 	var done [3]int
 	for n := range done {
-		calls.Go(func() {
-			err := p.Run(t.Context(), job(func(*Turn, int) error {
-				if done[n]++; done[n] == tasks {
-					for other, did := range done {
-						if did < tasks/2 {
-							t.Errorf("call %d ends when call %d has computed %d of %d tasks", n, other, did, tasks)
-						}
+		run(t, &calls, p, tasks, 1, func(*Turn, int) error {
+			if done[n]++; done[n] == tasks {
+				for other, did := range done {
+					if did < tasks/2 {
+						t.Errorf("call %d ends when call %d has computed %d of %d tasks", n, other, did, tasks)
 					}
 				}
-				return nil
-			}), 0, tasks, 1)
-			if err != nil {
-				t.Error(err)
 			}
+			return nil
 		})
 		await(p, n+1)
 	}
@@ -255,7 +254,7 @@ func TestPanic(t *testing.T) {
 // the first call.
 func TestGOMAXPROCSChanges(t *testing.T) {
 	p := open(t, 1, time.Hour)
-	must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 1, 1))
+	must.Do(t, p.Run(t.Context(), job(nothing), 0, 1, 1))
 	runtime.GOMAXPROCS(3)
 	occupy(t, p, 3)()
 }
@@ -270,7 +269,7 @@ func (doneContext) Done() <-chan struct{} { panic("injected") }
 func TestPanicOfTheContext(t *testing.T) {
 	p := open(t, 1, 0)
 	release := occupy(t, p, 1)
-	err := p.Run(doneContext{t.Context()}, job(func(*Turn, int) error { return nil }), 0, 1, 1)
+	err := p.Run(doneContext{t.Context()}, job(nothing), 0, 1, 1)
 	if !errors.Is(err, backend.ErrInternal) || len(p.queue.of) != 0 {
 		t.Errorf("error %v, %d in the queue", err, len(p.queue.of))
 	}
@@ -286,7 +285,7 @@ func TestUsers(t *testing.T) {
 		p.Open()
 		p.Open()
 		for range 2 {
-			must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 3))
+			must.Do(t, p.Run(t.Context(), job(nothing), 0, 8, 3))
 		}
 		p.Close()
 		if p.started != 2 {
@@ -307,7 +306,7 @@ func TestUsers(t *testing.T) {
 func TestCloseNextToOpen(t *testing.T) {
 	for range 1000 {
 		p := open(t, 2, timeSlice)
-		must.Do(t, p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 0, 8, 2))
+		must.Do(t, p.Run(t.Context(), job(nothing), 0, 8, 2))
 		closed := make(chan struct{})
 		go func() {
 			p.Close()
@@ -329,26 +328,13 @@ func TestScratchAligned(t *testing.T) {
 	w := scratches.Get().(*Scratch)
 	must.Do(t, w.Grow(1000))
 	defer scratches.Put(w)
-	var sizes = []int{1, 64, 3, 0, 128, 7, 500}
-	var slices [][]float32
-	for _, n := range sizes {
+	end := uintptr(0)
+	for _, n := range []int{1, 64, 3, 0, 128, 7, 500} {
 		p := w.Floats(n)
-		if len(p) != n {
-			t.Fatalf("asked for %d floats, got %d", n, len(p))
+		at := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+		if len(p) != n || cap(p) != n || n > 0 && (at%64 != 0 || at < end) {
+			t.Errorf("%d floats: got %d with room for %d at %#x, after slices up to %#x", n, len(p), cap(p), at, end)
 		}
-		if n > 0 && uintptr(unsafe.Pointer(&p[0]))%64 != 0 {
-			t.Errorf("a slice of %d floats is not aligned", n)
-		}
-		for i := range p {
-			p[i] = float32(n)
-		}
-		slices = append(slices, p)
-	}
-	for i, p := range slices {
-		for _, x := range p {
-			if x != float32(sizes[i]) {
-				t.Fatalf("slice %d was overwritten by another", i)
-			}
-		}
+		end = max(end, at+4*uintptr(n))
 	}
 }

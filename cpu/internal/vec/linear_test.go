@@ -41,16 +41,6 @@ func (t twin) sumsFrom(x, minus *float32, ld, rows, ref int, at *float32, vector
 
 func floatAt(p *float32, i int) *float32 { return &floats(p, 0, 0, i+1)[i] }
 
-func (t twin) silu(x *float32, vectors int) {
-	for i, y := range floats(x, 0, 0, vectors*t.lanes) {
-		p := power(-float32(math.Abs(float64(y))) * log2e)
-		if y < 0 {
-			y *= p
-		}
-		*floatAt(x, i) = y / (1 + p)
-	}
-}
-
 // TestLinearSteps compares the kernels of linear attention and of convolutions with their twins, and SiLU with float64.
 func TestLinearSteps(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {

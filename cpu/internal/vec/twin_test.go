@@ -18,13 +18,13 @@ func newTwin(lanes, width int) *Kernels {
 			scores:  []registerTile[scoresFunc]{{4, 0, t.scores(4)}, {1, 0, t.scores(1)}},
 			values:  []registerTile[valuesFunc]{{4, 0, t.values(4)}, {1, 0, t.values(1)}},
 			outer:   []registerTile[outerFunc]{{3, 2, t.outer(3, 2)}, {3, 1, t.outer(3, 1)}, {1, 2, t.outer(1, 2)}, {1, 1, t.outer(1, 1)}},
-			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
-			biasSquares: t.biasSquares, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop, scoreGradients: t.scoreGradients,
+			weights: t.weights, edge: t.edge, fold: t.fold,
+			biasSquares: t.biasSquares, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, scoreGradients: t.scoreGradients,
 		},
-		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias,
-		nonFinite: t.nonFinite, transpose: t.transpose,
-		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
-		store: [elements]storeFunc{F16: t.store(F16), BF16: t.store(BF16)}, rankOne: t.rankOne, productSum: t.productSum, silu: t.silu, sumsFrom: t.sumsFrom}
+		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, bias: t.bias,
+		transpose: t.transpose,
+		join:      t.join, bound: t.bound, hideRow: t.hideRow,
+		store: [elements]storeFunc{F16: t.store(F16), BF16: t.store(BF16)}, rankOne: t.rankOne, productSum: t.productSum, sumsFrom: t.sumsFrom}
 	for e := range elements {
 		x.load[e], x.dots[e], x.mix[e] = t.load(e), t.dots(e), []registerTile[mixFunc]{{4, 2, t.mix(e, 4, 2)}, {4, 1, t.mix(e, 4, 1)}, {1, 1, t.mix(e, 1, 1)}}
 	}
@@ -58,18 +58,22 @@ func larger(a, b float32) float32 {
 	return b
 }
 
+// chain returns Σ a_j·b_j for j < n, upwards from 0 in one chain of FMAs.
+func chain(n int, a, b func(j int) float32) (sum float32) {
+	for j := range n {
+		sum = fma(a(j), b(j), sum)
+	}
+	return sum
+}
+
 func (t twin) scores(rows int) scoresFunc {
 	return func(s, k *float32, ldk int, _ *uintptr, qt *float32, d, groups int, mx *float32) {
 		m := floats(mx, 0, 0, t.width)
 		for r := range groups * rows {
 			out, key := floats(s, 4*t.width, r, t.width), floats(k, ldk, r, d)
 			for lane := range out {
-				sum := float32(0)
-				for i, x := range key {
-					sum = fma(x, floats(qt, 4*t.width, i, t.width)[lane], sum)
-				}
-				out[lane] = sum
-				m[lane] = larger(sum, m[lane])
+				out[lane] = chain(d, func(i int) float32 { return key[i] }, func(i int) float32 { return floats(qt, 4*t.width, i, t.width)[lane] })
+				m[lane] = larger(out[lane], m[lane])
 			}
 		}
 	}
@@ -81,10 +85,7 @@ func (t twin) values(rows int) valuesFunc {
 		for c := range groups * rows {
 			out := floats(o, 4*t.width, c, t.width)
 			for lane := range out {
-				sum := float32(0)
-				for j := range values {
-					sum = fma(values[j][c], floats(p, 4*t.width, j, t.width)[lane], sum)
-				}
+				sum := chain(len(values), func(j int) float32 { return values[j][c] }, func(j int) float32 { return floats(p, 4*t.width, j, t.width)[lane] })
 				out[lane] = fma(a[lane], out[lane], sum)
 			}
 		}
@@ -148,13 +149,6 @@ func (t twin) scaleMax(x *float32, vectors int, c float32, mx *float32) {
 	for i, s := 0, floats(x, 0, 0, vectors*t.lanes); i < len(s); i++ {
 		s[i] *= c
 		*mx = larger(s[i], *mx)
-	}
-}
-
-func (t twin) softcap(x *float32, vectors int, c float32) {
-	s := floats(x, 0, 0, vectors*t.lanes)
-	for i, y := range s {
-		s[i] = c * float32(math.Tanh(float64(y)))
 	}
 }
 
@@ -249,25 +243,6 @@ func (t twin) hideRow(x *float32, mask *bool, vectors int) {
 	}
 }
 
-func (t twin) drop(s *float32, times int, d *uint64) {
-	of := (*Draw)(unsafe.Pointer(d))
-	for r := range times * of.columns {
-		row := floats(s, 4*t.width, r, t.width)
-		for lane := range row {
-			row[lane] *= of.factorOf(0, lane, r)
-		}
-	}
-}
-
-func (t twin) dropRow(s *float32, vectors, step int, d *uint64, _ int) {
-	of := (*Draw)(unsafe.Pointer(d))
-	for n := range vectors {
-		for i, row := 0, floats(s, step, n, t.lanes); i < t.lanes; i++ {
-			row[i] *= of.factorOf(i%of.heads, 0, n*of.columns+i/of.heads)
-		}
-	}
-}
-
 func (t twin) edge(s *float32, rows, key int, lo, hi *int32) {
 	los, his := floats(lo, 0, 0, t.width), floats(hi, 0, 0, t.width)
 	for r := range rows {
@@ -276,15 +251,6 @@ func (t twin) edge(s *float32, rows, key int, lo, hi *int32) {
 			if j := int32(key + r); j < los[lane] || j >= his[lane] {
 				row[lane] = float32(math.Inf(-1))
 			}
-		}
-	}
-}
-
-func (t twin) columnMax(s *float32, rows int, mx *float32) {
-	m := floats(mx, 0, 0, t.width)
-	for r := range rows {
-		for lane, x := range floats(s, 4*t.width, r, t.width) {
-			m[lane] = larger(x, m[lane])
 		}
 	}
 }
@@ -304,11 +270,7 @@ func (t twin) outer(rows, vectors int) outerFunc {
 		for r := range groups * rows {
 			out, weights := floats(o, ldo, r, vectors*t.lanes), floats(p, 4*t.width, r, n)
 			for c := range out {
-				sum := float32(0)
-				for lane, weight := range weights {
-					sum = fma(floats(x, ldx, lane, vectors*t.lanes)[c], weight, sum)
-				}
-				out[c] += sum
+				out[c] += chain(n, func(lane int) float32 { return floats(x, ldx, lane, vectors*t.lanes)[c] }, func(lane int) float32 { return weights[lane] })
 			}
 		}
 	}
@@ -326,17 +288,6 @@ func (t twin) scoreGradients(ds, p, w *float32, rows int, dots *float32, factor 
 			d[i] = 0
 		}
 	}
-}
-
-func (t twin) nonFinite(x *float32, ld, rows, vectors int) (found int32) {
-	for r := range rows {
-		for _, y := range floats(x, ld, r, vectors*t.lanes) {
-			if y-y != 0 {
-				found = 1
-			}
-		}
-	}
-	return found
 }
 
 func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float32) {
@@ -428,11 +379,8 @@ func (t twin) dots(e backend.DType) dotsFunc {
 			}
 			key := row(e, &floats(from, ldk, i, 1)[0], 0, chunks*t.lanes)
 			for h := range heads {
-				query, sum := floats(q, ldq, h, len(key)), float32(0)
-				for i, x := range key {
-					sum = fma(x, query[i], sum)
-				}
-				floats(s, lds, h, j+1)[j] = sum
+				query := floats(q, ldq, h, len(key))
+				floats(s, lds, h, j+1)[j] = chain(len(key), func(i int) float32 { return key[i] }, func(i int) float32 { return query[i] })
 			}
 		}
 	}
@@ -445,11 +393,8 @@ func (t twin) mix(e backend.DType, heads, vectors int) mixFunc {
 			a := floats(alpha, 4, h, 1)[0]
 			out := floats(o, ldo, h, strips*vectors*t.lanes)
 			for c := range out {
-				sum := float32(0)
-				for j, w := range floats(p, ldp, h, len(values)) {
-					sum = fma(values[j][c], w, sum)
-				}
-				out[c] = fma(a, out[c], sum)
+				weights := floats(p, ldp, h, len(values))
+				out[c] = fma(a, out[c], chain(len(values), func(j int) float32 { return values[j][c] }, func(j int) float32 { return weights[j] }))
 			}
 		}
 	}
