@@ -69,6 +69,10 @@ func testGuardPages(t *testing.T, tier string) {
 		}
 		return guardedTensor(t, dtype, atEnd, shape, func() uint16 { return uint16(rng.IntN(0x3800)) })
 	}
+	for threads := 1; threads <= 3; threads++ {
+		x := []backend.Tensor{tensor(backend.F32, false, backend.Shape{1, 1, 256, 64}), tensor(backend.F32, true, backend.Shape{1, 1, 257, 63})}
+		must.Get(open(t, Options{Tier: tier, Threads: threads}).ReadBandwidth(t.Context(), x...))(t)
+	}
 	be := open(t, Options{Tier: tier})
 	for _, n := range []struct{ heads, sq, sk, dim, dv int }{
 		{2, 1, 1, 1, 1}, {2, 1, 131, 17, 33}, {2, 1, 127, 16, 16}, {2, 1, 129, 64, 128}, {2, 7, 45, 31, 1}, {2, 65, 66, 20, 19}, {2, 63, 130, 16, 40},

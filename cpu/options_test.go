@@ -20,12 +20,11 @@ func TestOneRowOfManyHeads(t *testing.T) {
 		q, k, v := rows(1, dim), random(t, 2, backend.Shape{1, 1, sk, dim}), random(t, 3, backend.Shape{1, 1, sk, dim})
 		far := backend.Everything()
 		far.Offset = 1 << 26
-		slopes := func(first float32) []float32 {
-			for s := []float32{first}; ; s = append(s, s[len(s)-1]/2) {
-				if len(s) == heads {
-					return s
-				}
+		slopes := func(first float32) (s []float32) {
+			for range heads {
+				s, first = append(s, first), first/2
 			}
+			return s
 		}
 		for n, p := range []backend.Problem{
 			{Bias: rows(4, sk)},

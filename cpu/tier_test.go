@@ -23,11 +23,7 @@ func TestTiers(t *testing.T) {
 		{"gonum", tierGonum, "", tierGonum},
 	} {
 		t.Setenv(tierEnv, c.env)
-		be, err := Open(Options{Tier: c.option})
-		if err != nil {
-			t.Errorf("%s: %v", c.say, err)
-			continue
-		}
+		be := must.Get(Open(Options{Tier: c.option}))(t)
 		if got := be.kernels.Tier; got != c.want {
 			t.Errorf("%s: tier is %s, want %s", c.say, got, c.want)
 		}
