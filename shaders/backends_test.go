@@ -53,7 +53,7 @@ func metal(src string) (string, error) {
 // TestKernelsCompileForOtherBackends compiles every kernel to Metal, HLSL and GLSL, for
 // every combination of options in long mode, else for one value of each.
 func TestKernelsCompileForOtherBackends(t *testing.T) {
-	seen := map[string]bool{}
+	seen, sizes := map[string]bool{}, 0
 	variants(func(v Variant, departures int) {
 		if testing.Short() && departures > 1 || sourceOf(v).head != "" { // what enables features is for Tint alone
 			return
@@ -73,6 +73,9 @@ func TestKernelsCompileForOtherBackends(t *testing.T) {
 			t.Errorf("%s to Metal: %v", Key(v), err)
 		}
 		report("Metal's bounds check has no brackets or no address", wrongChecks(out))
+		wrong, n := wrongSizes(src, out)
+		report("Metal checks o against the size of another binding", wrong)
+		sizes += n
 		m := must.Get(lowered(src))(t)
 		if _, _, err := hlsl.Compile(m, hlsl.DefaultOptions()); err != nil {
 			t.Errorf("%s to HLSL: %v", Key(v), err)
@@ -83,6 +86,26 @@ func TestKernelsCompileForOtherBackends(t *testing.T) {
 			t.Errorf("%s to GLSL: %v", Key(v), err)
 		}
 	})
+	if sizes == 0 {
+		t.Error("found no checks of o against the size of a binding")
+	}
+}
+
+var (
+	sizeCheck = regexp.MustCompile(`_buffer_sizes\.size(\d+)[^?]*\? [^?]*?\bo\.data\[`)
+	placeOfO  = regexp.MustCompile(`@binding\((\d+)\) var<storage, read_write> o:`)
+)
+
+// wrongSizes returns the checks of indices of o in Metal against the size of another binding, and the number of all. naga
+// makes such ones for atomic operations where a binding of fixed size, or a variable, is declared before o.
+func wrongSizes(wgsl, metal string) (wrong []string, all int) {
+	place := placeOfO.FindStringSubmatch(wgsl)
+	for _, m := range sizeCheck.FindAllStringSubmatch(metal, -1) {
+		if all++; place == nil || m[1] != place[1] {
+			wrong = append(wrong, m[0])
+		}
+	}
+	return wrong, all
 }
 
 var (
@@ -230,28 +253,5 @@ uint atomic_fetch_xor_explicit(atomic_uint *, uint, order);
 	}
 	if n == 0 {
 		t.Error("no kernel has atomic operations")
-	}
-}
-
-// TestMetalSizes: Metal checks each index of a binding against the size of that binding. naga checks atomic
-// operations against another one where a binding of fixed size, or a variable, is declared before it.
-func TestMetalSizes(t *testing.T) {
-	uses := regexp.MustCompile(`_buffer_sizes\.size(\d+)[^?]*\? [^?]*?\bo\.data\[`)
-	n := 0
-	for _, k := range plain() {
-		if sourceOf(k).head != "" {
-			continue // what enables features is for Tint alone
-		}
-		src := must.Get(Render(k))(t)
-		out := must.Get(metal(src))(t)
-		number := regexp.MustCompile(`@binding\((\d+)\) var<storage, read_write> o:`).FindStringSubmatch(src)
-		for _, m := range uses.FindAllStringSubmatch(out, -1) {
-			if n++; number == nil || m[1] != number[1] {
-				t.Errorf("%s: o is checked against the size of binding %s: %s", k.Name(), m[1], m[0])
-			}
-		}
-	}
-	if n == 0 {
-		t.Error("found no checks")
 	}
 }

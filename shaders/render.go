@@ -54,7 +54,7 @@ func Render(v Variant) (string, error) {
 	for _, c := range constantsOf(v) {
 		fmt.Fprintf(&r.out, "const %s: u32 = %du;\n", c.name, c.value)
 	}
-	// Bindings come before functions, in their order: see TestMetalSizes. A function comes before
+	// Bindings come before functions, in their order: see wrongSizes. A function comes before
 	// its callers: gogpu's compiler writes no SPIR-V otherwise.
 	r.out.WriteString(head)
 	missing := map[string]string{}

@@ -13,14 +13,6 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-func TestFieldsBecomeConstants(t *testing.T) {
-	before, _ := Render(RoPE{})
-	after, err := Render(RoPE{InPlace: true})
-	if want := strings.Replace(before, "const INPLACE: u32 = 0u;", "const INPLACE: u32 = 1u;", 1); err != nil || after != want || after == before {
-		t.Errorf("%v, got\n%s", err, after)
-	}
-}
-
 // Only variants that read pages bind their table, last, and use it.
 func TestPagesComeWithTheirTable(t *testing.T) {
 	flash, decode := flash64, decode64
