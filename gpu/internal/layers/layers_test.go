@@ -14,31 +14,6 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// TestLinear compares a layer of three inputs and two outputs with results by hand, for
-// tensors and for slices.
-func TestLinear(t *testing.T) {
-	weights, x := []float32{1, 2, 3, 4, 5, 6}, []float32{1, 0, -1, 0, 2, 0}
-	each(t, func(t *testing.T, dev *kernels.Device) {
-		for _, c := range []struct{ bias, want []float32 }{
-			{nil, []float32{-2, -2, 4, 10}},
-			{[]float32{10, 20}, []float32{8, 18, 14, 30}},
-		} {
-			l := must.Get(nn.NewLinear(t.Context(), dev, 3, weights, c.bias))(t)
-			defer l.Release()
-			if y, err := l.ApplyFloat32(t.Context(), x); err != nil || !slices.Equal(y, c.want) {
-				t.Errorf("with the bias %v, y is %v, %v, should be %v", c.bias, y, err, c.want)
-			}
-			in := must.Get(dev.FromFloat32(t.Context(), kernels.F32, x, kernels.Shape{2, 1, 1, 3}))(t)
-			defer in.Release()
-			out := must.Get(l.Apply(t.Context(), in))(t)
-			defer out.Release()
-			if y, err := dev.ToFloat32(t.Context(), out); err != nil || out.Shape() != (kernels.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
-				t.Errorf("with the bias %v, y is %v of shape %v, %v, should be %v", c.bias, y, out.Shape(), err, c.want)
-			}
-		}
-	})
-}
-
 // counting counts uploads and downloads.
 type counting struct {
 	backend.Backend

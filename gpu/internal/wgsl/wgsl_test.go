@@ -25,33 +25,37 @@ var<workgroup> w: array<vec4<f32>, 4>;
 	out[i] = v.x + v.y + v.z + v.w;
 }`
 
+// instructions calls f with the operation and the words of each instruction of compiled WGSL.
+func instructions(t *testing.T, wgsl string, f func(op uint32, words []uint32)) {
+	t.Helper()
+	var words []uint32
+	for code := must.Get(naga.Compile(wgsl))(t); len(code) > 0; code = code[4:] {
+		words = append(words, binary.LittleEndian.Uint32(code))
+	}
+	for words = words[spirvHeader:]; len(words) > 0; words = words[words[0]>>16:] {
+		f(words[0]&0xffff, words[:words[0]>>16])
+	}
+}
+
 // groupAccesses counts the loads from arrays in workgroup memory, and the stores that clear
 // a whole array.
 func groupAccesses(t *testing.T, wgsl string) (reads, clears int) {
 	t.Helper()
-	code := must.Get(naga.Compile(wgsl))(t)
 	null, group, inside := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
-	for at := 4 * spirvHeader; at < len(code); {
-		n := int(binary.LittleEndian.Uint32(code[at:]) >> 16)
-		word := func(i int) uint32 { return binary.LittleEndian.Uint32(code[at+4*i:]) }
-		switch word(0) & 0xffff {
-		case opConstantNull:
-			null[word(2)] = true
-		case opVariable:
-			group[word(2)] = word(3) == storageClassGroup
-		case opAccessChain:
-			inside[word(2)] = group[word(3)] || inside[word(3)]
-		case opLoad:
-			if inside[word(3)] {
-				reads++
-			}
-		case opStore:
-			if group[word(1)] && null[word(2)] {
-				clears++
-			}
+	instructions(t, wgsl, func(op uint32, words []uint32) {
+		switch {
+		case op == opConstantNull:
+			null[words[2]] = true
+		case op == opVariable:
+			group[words[2]] = words[3] == storageClassGroup
+		case op == opAccessChain:
+			inside[words[2]] = group[words[3]] || inside[words[3]]
+		case op == opLoad && inside[words[3]]:
+			reads++
+		case op == opStore && group[words[1]] && null[words[2]]:
+			clears++
 		}
-		at += 4 * n
-	}
+	})
 	return reads, clears
 }
 
@@ -73,13 +77,11 @@ func TestVariablesBeginAtZero(t *testing.T) {
 	const src = "fn f() -> u32 { var v: u32; return v; } @compute @workgroup_size(1) fn main() { _ = f(); }"
 	var stores [2]int
 	for i, src := range []string{src, Mended(src)} {
-		code := must.Get(naga.Compile(src))(t)
-		for at := 4 * spirvHeader; at < len(code); at += 4 * int(binary.LittleEndian.Uint16(code[at+2:])) {
-			op := binary.LittleEndian.Uint16(code[at:])
-			if op == opStore || op == opVariable && code[at+2] > 4 { // the latter has a value
+		instructions(t, src, func(op uint32, words []uint32) {
+			if op == opStore || op == opVariable && len(words) > 4 { // the latter has a value
 				stores[i]++
 			}
-		}
+		})
 	}
 	if stores != [2]int{0, 1} {
 		t.Errorf("values given to a variable: %d by the compiler, %d with Mended, want 0 and 1", stores[0], stores[1])
