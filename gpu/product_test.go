@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/kernels/kernelstest/must"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -22,23 +20,20 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		v.kernel.Expand, v.scalar = expand, scalar
 		return v
 	}
+	f32 := backend.F32
 	for _, c := range []struct {
-		what    string
-		m, x, n int
-		dtype   backend.DType // of w
-		keys    bool          // w lies in memory as the keys of QKᵀ do
-		skip    bool
-		bias    bool
-		short   bool // with -short too
-		wide    bool // there are fours to load
-		tiles   []productTile
+		productCase
+		short bool // with -short too
+		wide  bool // there are fours to load
+		tiles []productTile
 	}{
-		{"scores and a bias", 150, 80, 140, backend.F32, true, false, true, true, true, []productTile{
+		{productCase{name: "scores and a bias", m: 150, x: 80, n: 140, a: f32, w: f32, keys: true, bias: true}, true, true, []productTile{
 			as(productL, shaders.Full, false), as(productM, shaders.Full, false)}},
-		{"values", 150, 140, 72, backend.F32, false, true, false, true, true, []productTile{
+		{productCase{name: "values", m: 150, x: 140, n: 72, a: f32, w: f32, skip: true}, true, true, []productTile{
 			as(productL, shaders.Registers, false), as(productM, shaders.Full, false), as(productS, shaders.Registers, true)}},
-		{"values of 16 bits", 140, 76, 68, backend.BF16, false, true, false, false, true, []productTile{as(productL, shaders.Full, false)}},
-		{"16 bits and nothing even", 131, 45, 67, backend.F16, true, true, false, false, false, []productTile{
+		{productCase{name: "values of 16 bits", m: 140, x: 76, n: 68, a: f32, w: backend.BF16, skip: true}, false, true, []productTile{
+			as(productL, shaders.Full, false)}},
+		{productCase{name: "16 bits and nothing even", m: 131, x: 45, n: 67, a: f32, w: backend.F16, keys: true, skip: true}, false, false, []productTile{
 			as(productL, shaders.Registers, false), as(productM, shaders.Full, false), as(productS, shaders.Full, false)}},
 	} {
 		if testing.Short() && !c.short {
@@ -46,71 +41,15 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		}
 		b, small := open(t, Options{}), open(t, Options{MaxWork: 1e5}) // which leaves chunks of 32
 		defer b.Close()
-		left := func(i int) float32 {
-			// Rows 8 to 15 of each 16 have no 0: a tile contains both kinds of rows.
-			if c.skip && i/c.x%16 < 8 && i%3 == 0 {
-				return 0
-			}
-			return wave(i)
-		}
-		right := func(i int) float32 { // element (x, n) is i = x·c.n + n
-			x, n := i/c.n, i%c.n
-			switch {
-			case c.skip && x == 5 && n%9 == 0:
-				return float32(math.NaN())
-			case c.skip && x == 40 && n%9 == 1:
-				return float32(math.Inf(-1))
-			}
-			return c.dtype.Round(wave(3*i + 1))
-		}
-		added := func(n int) float32 {
-			if !c.bias {
-				return 0
-			}
-			return wave(5*n + 2)
-		}
-		run := func(t *testing.T, b *Backend, v productTile) []float32 {
-			t.Helper()
-			a := upload(t, b, host(t, backend.Shape{1, 2, c.m, c.x}, left))
-			shape, at := backend.Shape{1, 1, c.x, c.n}, func(i int) int { return i }
-			if c.keys {
-				shape, at = backend.Shape{1, 1, c.n, c.x}, func(i int) int { return i%c.x*c.n + i/c.x }
-			}
-			data := make([]float32, shape.Elements())
-			for i := range data {
-				data[i] = right(at(i))
-			}
-			w := filled(t, b, c.dtype, data, shape)
-			if c.keys {
-				w = must.Get(w.Swap(backend.Seq, backend.Dim))(t)
-			}
-			var bias backend.Tensor
-			if c.bias {
-				bias = upload(t, b, host(t, backend.Shape{1, 1, 1, c.n}, added))
-			}
-			y := alloc(t, b, backend.F32, backend.Shape{1, 2, c.m, c.n})
-			check(t, b.run(context.Background(), "product", func() (*queue.Op, error) {
-				return b.product(product{y: y, a: a, w: w, bias: bias, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}), nil
-			}))
-			return floats(t, b, y)
-		}
-		want := run(t, b, as(productS, shaders.Registers, true))
-		for i, got := range want {
-			row, n := i/c.n, i%c.n
-			sum := float64(added(n))
-			for x := range c.x {
-				if l := left(row*c.x + x); !c.skip || l != 0 {
-					sum += float64(l) * float64(right(x*c.n+n))
-				}
-			}
-			if diff := math.Abs(float64(got) - sum); !(diff < 1e-4) && !(math.IsNaN(sum) && math.IsNaN(float64(got))) && sum != float64(got) {
-				t.Fatalf("%s: y[%d, %d] is %v, should be %v", c.what, row, n, got, sum)
-			}
+		scalar := as(productS, shaders.Registers, true)
+		want := c.run(t, b, &scalar)
+		if worst := c.worst(want, 1e-4); worst > 1 {
+			t.Fatalf("%s: %.3g of the bound", c.name, worst)
 		}
 		for _, v := range c.tiles {
 			for name, b := range map[string]*Backend{"whole": b, "chunks": small} {
-				t.Run(fmt.Sprintf("%s %s unrolled to %d %s", c.what, v.name, v.kernel.Expand, name), func(t *testing.T) {
-					for i, got := range run(t, b, v) {
+				t.Run(fmt.Sprintf("%s %s unrolled to %d %s", c.name, v.name, v.kernel.Expand, name), func(t *testing.T) {
+					for i, got := range c.run(t, b, &v) {
 						if math.Float32bits(got) != math.Float32bits(want[i]) && (got == got || want[i] == want[i]) { // NaN are equal
 							t.Fatalf("y[%d] is %v, S says %v", i, got, want[i])
 						}
@@ -118,12 +57,12 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				})
 			}
 			k := v.kernel
-			k.W, k.Along, k.Skip = shaders.Type(c.dtype), c.keys, c.skip
+			k.W, k.Along, k.Skip = shaders.Type(c.w), c.keys, c.skip
 			if c.wide && !v.scalar {
 				k.AVec, k.WVec, k.OVec, k.Full = true, true, true, c.x%(4*productQD) == 0
 			}
 			if !b.dev.Pipelines.Compiled(b.dev.Pipelines.Of(k)) {
-				t.Errorf("%s: %s was not run", c.what, shaders.Key(k))
+				t.Errorf("%s: %s was not run", c.name, shaders.Key(k))
 			}
 		}
 	}
