@@ -19,7 +19,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// waiting waits for each call before the next one.
+// waiting waits for each call of caches and layers before the next one.
 type waiting struct{ *Backend }
 
 func (w waiting) after(ctx context.Context, err error) error {
@@ -27,18 +27,6 @@ func (w waiting) after(ctx context.Context, err error) error {
 		return err
 	}
 	return w.Wait(ctx)
-}
-
-func (w waiting) QK(ctx context.Context, s, q, k backend.Tensor) error {
-	return w.after(ctx, w.Backend.QK(ctx, s, q, k))
-}
-
-func (w waiting) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
-	return w.after(ctx, w.Backend.Softmax(ctx, s, lse, p))
-}
-
-func (w waiting) PV(ctx context.Context, o, s, v backend.Tensor) error {
-	return w.after(ctx, w.Backend.PV(ctx, o, s, v))
 }
 
 func (w waiting) Attention(ctx context.Context, calls ...*backend.Call) error {
@@ -53,36 +41,8 @@ func (w waiting) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how 
 	return w.after(ctx, w.Backend.Rotate(ctx, y, x, cos, sin, how))
 }
 
-func (w waiting) Normalise(ctx context.Context, y, x, f backend.Tensor, n backend.Norm) error {
-	return w.after(ctx, w.Backend.Normalise(ctx, y, x, f, n))
-}
-
-func (w waiting) NormaliseBackward(ctx context.Context, dx, dw, dy, x, f backend.Tensor, n backend.Norm) error {
-	return w.after(ctx, w.Backend.NormaliseBackward(ctx, dx, dw, dy, x, f, n))
-}
-
-func (w waiting) Gate(ctx context.Context, y, x, gate backend.Tensor, f backend.Activation) error {
-	return w.after(ctx, w.Backend.Gate(ctx, y, x, gate, f))
-}
-
-func (w waiting) GateBackward(ctx context.Context, dx, dgate, dy, x, gate backend.Tensor, f backend.Activation) error {
-	return w.after(ctx, w.Backend.GateBackward(ctx, dx, dgate, dy, x, gate, f))
-}
-
-func (w waiting) Backward(ctx context.Context, g *backend.Gradients) error {
-	return w.after(ctx, w.Backend.Backward(ctx, g))
-}
-
 func (w waiting) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return w.after(ctx, w.Backend.Copy(ctx, dst, src))
-}
-
-func (w waiting) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
-	return w.after(ctx, w.Backend.Merge(ctx, o, lse, po, plse))
-}
-
-func (w waiting) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
-	return w.after(ctx, w.Backend.Scores(ctx, s, p, at))
 }
 
 // TestCallsDoNotWait times calls, reads and waits on a device whose submissions take a
@@ -171,13 +131,8 @@ func TestErrorsInFlight(t *testing.T) {
 		"attention wait! row o! attention row o",
 		"attention row wait! o! attention o",
 	} {
-		failed := false
-		dev.Watch(func(call string) { // the first wait fails
-			if call == "Wait" && !failed {
-				failed = true
-				dev.Fail(0, port.ErrInvalid)
-			}
-		})
+		dev.of = "Wait"
+		dev.Fail(0, port.ErrInvalid)
 		for i, name := range strings.Fields(sequence) {
 			name, fails := strings.CutSuffix(name, "!")
 			err := calls[name]()
@@ -188,7 +143,7 @@ func TestErrorsInFlight(t *testing.T) {
 				t.Errorf("%s: step %d, %s, does not name the call: %v", sequence, i, name, err)
 			}
 		}
-		dev.Watch(nil)
+		dev.Fail(-1, nil)
 		must.Pass(t, fmt.Sprintf("%s: an error is left", sequence), b.Wait(ctx))
 	}
 }
@@ -238,7 +193,7 @@ func TestManyCallsInFlight(t *testing.T) {
 				return time.Millisecond
 			})
 			dev := kernels.NewDevice(b)
-			x := upload(t, b, host(t, backend.Shape{1, 1, 64, 64}, wave))
+			x := input(t, b, backend.Shape{1, 1, 64, 64})
 			run := func(ctx context.Context) error {
 				r, err := dev.Attention(ctx, x, x, x, kernels.Options{})
 				r.Release()
@@ -287,7 +242,7 @@ func TestReleasedInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, d := simulate(t, Options{PoolBytes: -1}, func() time.Duration { return 10 * time.Millisecond })
 		defer b.Close()
-		src := upload(t, b, host(t, backend.Shape{1, 1, 1, 64}, wave))
+		src := input(t, b, backend.Shape{1, 1, 1, 64})
 		shape := backend.Shape{1, 1, 1 << 16, 64} // 16 MiB
 		src = must.Get(src.Broadcast(shape))(t)
 		retired := int64(0)

@@ -76,11 +76,11 @@ func decodeOfDType(dtype backend.DType) runner {
 	const sq, sk, d = 5, 1100, 64
 	return attends(func(t testing.TB, b *Backend) *backend.Call {
 		of := func(rows int) backend.Tensor { return tensor(t, b, dtype, backend.Shape{1, 1, rows, d}, wave) }
-		return &backend.Call{Q: of(sq), K: of(sk), V: of(sk), O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
-			Problem: backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded},
-				Slopes: []float32{0.02}, Sinks: []float32{1}, Dropout: backend.Dropout{P: 0.2, Seed: 1},
-				Blocks: blocksOf(t, b, 2, 9), BlockQ: 3, BlockK: 128,
-				Relative: upload(t, b, host(t, backend.Shape{1, 1, 1, sq + sk - 1}, wave))}}
+		c := callOf(t, b, of(sq), of(sk), of(sk))
+		c.Problem = backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded},
+			Slopes: []float32{0.02}, Sinks: []float32{1}, Dropout: backend.Dropout{P: 0.2, Seed: 1},
+			Blocks: blocksOf(t, b, 2, 9), BlockQ: 3, BlockK: 128, Relative: input(t, b, backend.Shape{1, 1, 1, sq + sk - 1})}
+		return c
 	})
 }
 
@@ -100,12 +100,10 @@ func paddedCall(pad int) func(testing.TB, *Backend) *backend.Call {
 			}))
 			return must.Get(x.Slice(backend.Dim, 0, width))(t)
 		}
-		return &backend.Call{
-			Q: upload(t, b, host(t, backend.Shape{2, heads, sq, d}, wave)), K: keys(d, 3), V: keys(dv, 4),
-			O: alloc(t, b, backend.F32, backend.Shape{2, heads, sq, dv}), LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, sq, 1}),
-			Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: mask, Bias: bias,
-				Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}},
-		}
+		c := callOf(t, b, input(t, b, backend.Shape{2, heads, sq, d}), keys(d, 3), keys(dv, 4))
+		c.Problem = backend.Problem{Scale: 0.2, Softcap: 5, Mask: mask, Bias: bias,
+			Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}}
+		return c
 	}
 }
 
@@ -120,9 +118,8 @@ func decodeMemory(rows int) uint32 {
 // decodeOne is a call of eight heads that share keys.
 func decodeOne(t testing.TB, b *Backend) *backend.Call {
 	const heads, sk, d = 8, 2100, 128
-	k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave))
-	return &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), K: k, V: k, O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, d}),
-		LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, 1}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	k := input(t, b, backend.Shape{1, 1, sk, d})
+	return callOf(t, b, input(t, b, backend.Shape{1, heads, 1, d}), k, k)
 }
 
 // TestDecodeNeedsMemory lowers workgroup memory to less than decoding one row takes, which is too little for prefill too.
@@ -200,10 +197,8 @@ func TestSameBits(t *testing.T) {
 		}
 		c := halved(t, b, backend.F16, problem(t, b))
 		all, _ := onMatrices(t, b, c)
-		g := &backend.Gradients{Call: *c, DO: copied(t, b, backend.F16, upload(t, b, host(t, c.O.Shape(), wave)))}
-		for to, like := range map[*backend.Tensor]backend.Tensor{&g.DQ: c.Q, &g.DK: c.K, &g.DV: c.V} {
-			*to = alloc(t, b, backend.F32, like.Shape())
-		}
+		g := backwardOf(t, b, c)
+		g.DO = copied(t, b, backend.F16, g.DO)
 		plan := must.Get(b.PlanBackward(t.Context(), g))(t)
 		check(t, b.Backward(context.Background(), g))
 		return append(all, floats(t, b, g.DQ), floats(t, b, g.DK), floats(t, b, g.DV)), plan

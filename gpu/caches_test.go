@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +12,6 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
@@ -221,15 +221,13 @@ func TestKeysOfAnotherType(t *testing.T) {
 
 // TestTuneTypesOfKeys checks that trials have the types of the calls that they are for.
 func TestTuneTypesOfKeys(t *testing.T) {
-	b := open(t, Options{})
+	b := open(t, Options{TuneFile: filepath.Join(t.TempDir(), "tuning.json")})
 	for _, kv := range []backend.DType{backend.F16, backend.Q8} {
-		s := tune.Shape{
-			Tiling: tune.TilingOf(32, 32), ValueDim: 32, Heads: 2, SeqQ: 40, In: backend.F32, KV: kv, Software: true,
-			Limits: tune.Limits{Threads: 256, Memory: 16 << 10, Binding: 1 << 27},
-		}
-		e, err := tune.New(tune.Options{Mode: tune.First}).Measure(t.Context(), tuneRunner{b.dev, b}, s, tune.MeasureOptions{Budget: 1})
-		if first := e.Trial(s.Candidates()[0].Label()); err != nil || first == nil || first.Failed != "" {
-			t.Errorf("keys of %v: %+v, %v", kv, first, err)
+		c := plain(t, b, 40, 70, 32)
+		c.K, c.V = copied(t, b, kv, c.K), copied(t, b, kv, c.V)
+		e, err := b.Tune(t.Context(), c, TuneOptions{Budget: 1, All: true})
+		if err != nil || e.Class.KV != kv.String() || e.Best == "" || len(e.Failed()) > 0 || e.Peak <= 0 || e.FLOPs <= 0 {
+			t.Errorf("keys of %v: %+v, %v", kv, e, err)
 		}
 	}
 }
@@ -295,11 +293,7 @@ func TestCachesInHostMemory(t *testing.T) {
 	all := open(t, Options{})
 	const sq, sk, d, size = 3, 4000, 32, 16
 	row := func(i int) []float32 {
-		data := make([]float32, sk*d)
-		for j := range data {
-			data[j] = wave(i + j)
-		}
-		return data
+		return must.Get(host(t, backend.Shape{1, 1, sk, d}, func(j int) float32 { return wave(i + j) }).Float32s())(t)
 	}
 	table := make([]int32, sk/size)
 	for i := range table {

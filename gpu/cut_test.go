@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -37,6 +38,23 @@ func someLowered(from int) (list []way) {
 		}
 	}
 	return list
+}
+
+// sameOn compares what run returns on a device of each way with what it returns on one without limits, bit for bit.
+func sameOn(t *testing.T, what string, ways []way, run func(b *Backend, w way) [][]float32) {
+	t.Helper()
+	var want [][]float32
+	for _, w := range append([]way{{}}, ways...) {
+		b := open(t, w.opt)
+		got := run(b, w)
+		check(t, b.Close()) // before the next one is opened
+		if want == nil {
+			want = got
+		}
+		for i := range want {
+			sameRow(t, fmt.Sprintf("%s, %s: result %d", what, w.name, i), got[i], want[i])
+		}
+	}
 }
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
@@ -114,17 +132,13 @@ func wave(i int) float32 { return float32(math.Sin(float64(i)*1.7) + math.Cos(fl
 // problem returns a call with every option.
 func problem(t testing.TB, b *Backend) *backend.Call {
 	m := must.Get(bools(t, b, backend.Shape{1, 1, 70, 90}, func(i int) bool { return i%5 != 0 }).Broadcast(backend.Shape{2, 4, 70, 90}))(t)
-	bias := must.Get(upload(t, b, host(t, backend.Shape{1, 4, 70, 90}, wave)).Broadcast(backend.Shape{2, 4, 70, 90}))(t)
-	return &backend.Call{
-		Q: upload(t, b, host(t, backend.Shape{2, 4, 70, 40}, wave)),
-		K: upload(t, b, host(t, backend.Shape{2, 2, 90, 40}, wave)),
-		V: upload(t, b, host(t, backend.Shape{2, 2, 90, 33}, wave)),
-		O: alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33}), LSE: alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1}),
-		Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: m, Bias: bias,
-			Visible: backend.Visibility{Offset: 20, Left: 60, Right: 7, KLen: []int{90, 77}},
-			Slopes:  []float32{0.1, 0.2, 0, -0.3, 0.4, 0.5, 0.6, 0.7}, Sinks: []float32{1, -2, 3, 0},
-			Dropout: backend.Dropout{P: 0.3, Seed: 9, First: [4]int{1, 2, 3, 4}}},
-	}
+	bias := must.Get(input(t, b, backend.Shape{1, 4, 70, 90}).Broadcast(backend.Shape{2, 4, 70, 90}))(t)
+	c := callOf(t, b, input(t, b, backend.Shape{2, 4, 70, 40}), input(t, b, backend.Shape{2, 2, 90, 40}), input(t, b, backend.Shape{2, 2, 90, 33}))
+	c.Problem = backend.Problem{Scale: 0.2, Softcap: 5, Mask: m, Bias: bias,
+		Visible: backend.Visibility{Offset: 20, Left: 60, Right: 7, KLen: []int{90, 77}},
+		Slopes:  []float32{0.1, 0.2, 0, -0.3, 0.4, 0.5, 0.6, 0.7}, Sinks: []float32{1, -2, 3, 0},
+		Dropout: backend.Dropout{P: 0.3, Seed: 9, First: [4]int{1, 2, 3, 4}}}
+	return c
 }
 
 // distant returns problem with a block mask and a relative bias instead of mask and bias.
@@ -132,7 +146,7 @@ func distant(t testing.TB, b *Backend) *backend.Call {
 	c := problem(t, b)
 	c.Mask, c.Bias = backend.Tensor{}, backend.Tensor{}
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 10, 8), 7, 12
-	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
+	c.Relative = input(t, b, backend.Shape{1, 4, 1, 70 + 90 - 1})
 	return c
 }
 
@@ -150,11 +164,7 @@ func TestManyKeys(t *testing.T) {
 	} {
 		b := open(t, x.opt)
 		k := upload(t, b, host(t, backend.Shape{1, 1, x.stored, d}, one))
-		c := &backend.Call{
-			Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, func(int) float32 { return 0 })), K: k, V: k,
-			O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 1}),
-			Problem: backend.Problem{Scale: 1, Visible: backend.Everything()},
-		}
+		c := callOf(t, b, upload(t, b, host(t, backend.Shape{1, 1, 1, d}, func(int) float32 { return 0 })), k, k)
 		if x.stored < x.keys {
 			c.Pages = &backend.Pages{Table: [][]int32{make([]int32, x.keys)}, Keys: x.keys}
 		}

@@ -37,12 +37,8 @@ func TestBlockingSubmit(t *testing.T) {
 					func(ctx context.Context) error { return b.Download(ctx, h, c.O) },
 					b.Wait,
 				} {
-					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-					began := time.Now()
-					err := call(ctx)
-					cancel()
-					if after := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || after > 31*time.Millisecond {
-						t.Errorf("call %d returned after %v: %v", i, after, err)
+					if took, err := timed(t, 30*time.Millisecond, call); !errors.Is(err, context.DeadlineExceeded) || took > 31*time.Millisecond {
+						t.Errorf("call %d returned after %v: %v", i, took, err)
 					}
 				}
 			})

@@ -52,7 +52,7 @@ func TestSumsOfZeroHaveNoSign(t *testing.T) {
 func pairs(t testing.TB, b *Backend, heads, sq, sk int) (mask, bias backend.Tensor) {
 	t.Helper()
 	mask = bools(t, b, backend.Shape{1, 1, sq, sk}, func(i int) bool { return i%5 != 0 && i/sk%7 != 3 })
-	return mask, upload(t, b, host(t, backend.Shape{1, heads, sq, sk}, wave))
+	return mask, input(t, b, backend.Shape{1, heads, sq, sk})
 }
 
 // blocksOf returns, for all heads, a block mask that hides two blocks in five.
@@ -111,7 +111,7 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 		distant.Slopes, distant.Bias = options.Slopes[:heads], bias
 		relative := options
 		relative.Mask, relative.Bias = mask, bias
-		relative.Relative = upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave))
+		relative.Relative = input(t, b, backend.Shape{1, heads, 1, sq + sk - 1})
 		for number, x := range []struct {
 			name string
 			p    backend.Problem
@@ -125,9 +125,8 @@ func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 			}
 			call := func(q backend.Tensor, p backend.Problem) (o, lse []float32) {
 				n := q.Shape()[backend.Seq]
-				c := &backend.Call{Q: q, K: k, V: v, Problem: p,
-					O:   alloc(t, b, backend.F32, backend.Shape{2, heads, n, class.dv}),
-					LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, n, 1})}
+				c := callOf(t, b, q, k, v)
+				c.Problem = p
 				plan := must.Get(b.Plan(t.Context(), c))(t)
 				if decoded := strings.Contains(plan.Path, "decode"); decoded != (n == 1) {
 					t.Fatalf("%d rows: the path is %s", n, plan.Path)
@@ -254,7 +253,7 @@ func TestMergeOfManySplits(t *testing.T) {
 	b := open(t, Options{})
 	const sq, sk, d = 17, 300 * 256, 8
 	size := []float32{1, 3, 3, 0.5, 2, 9, 0.1}
-	q := upload(t, b, host(t, backend.Shape{1, 1, sq, d}, wave))
+	q := input(t, b, backend.Shape{1, 1, sq, d})
 	k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i) * size[i/(d*4096)%len(size)] }))
 	v := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 7) }))
 	for _, x := range []backend.Visibility{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -82,30 +83,20 @@ func attendInOwnBuffers() ([]float32, error) {
 }
 
 // TestExampleShared runs the example of a shared device, which has no Output because there
-// are machines without an adapter, and compares its result with float64.
+// are machines without an adapter, and compares its result with that of the CPU.
 func TestExampleShared(t *testing.T) {
 	needAdapter(t)
 	got := must.Get(attendInOwnBuffers())(t)
-	const tokens, dim = 4, 8
-	x := func(row, i int) float64 { return float64((row*dim+i)*5%8) / 4 }
-	for row := range tokens {
-		var sum float64
-		var o [dim]float64
-		for key := range row + 1 {
-			var dot float64
-			for i := range dim {
-				dot += x(row, i) * x(key, i)
-			}
-			w := math.Exp(dot / math.Sqrt(dim))
-			sum += w
-			for i := range dim {
-				o[i] += w * x(key, i)
-			}
-		}
-		for i := range dim {
-			if want := 2 * o[i] / sum; !(math.Abs(float64(got[row*dim+i])-want) <= 1e-5) {
-				t.Errorf("row %d, column %d: %v, want %v", row, i, got[row*dim+i], want)
-			}
+	x := make([]float32, 4*8)
+	for i := range x {
+		x[i] = float32(i*5%8) / 4
+	}
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	o := must.Get(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 4, Dim: 8}, kernels.BHSD, x, x, x, kernels.Options{Causal: true}))(t)
+	for i := range o {
+		if want := 2 * o[i]; !(math.Abs(float64(got[i]-want)) <= 1e-5) {
+			t.Errorf("row %d, column %d: %v, want %v", i/8, i%8, got[i], want)
 		}
 	}
 }

@@ -63,11 +63,8 @@ func TestMeasuringExp2Fails(t *testing.T) {
 		dev.Fail(n, port.ErrMemory)
 		_, err := meter.Exp2(t.Context(), dev)
 		if dev.Failed() == "" {
-			if err != nil {
-				t.Error(err)
-			}
-			if n < 8 {
-				t.Errorf("%d calls", n)
+			if err != nil || n < 8 {
+				t.Errorf("%d calls, %v", n, err)
 			}
 			break
 		}

@@ -131,7 +131,8 @@ func (b *Backend) compiled() (n int) {
 var portCalls = []string{"CreatePipeline", "CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"}
 
 // eachCall calls f for each call of the port in a session, until f reports that there are no more of its
-// name. With -short that is the first of a name and every fifth, of which those of turn alone: turns share them.
+// name. With -short that is the first of a name and every fifth, of which those of turn alone: turns share them. Each
+// compilation is one of them.
 func eachCall(t *testing.T, dev *faultyDevice, turn, turns int, f func(i int, name string) (made bool)) {
 	made, least := 0, 0
 	for _, name := range portCalls {
@@ -139,9 +140,9 @@ func eachCall(t *testing.T, dev *faultyDevice, turn, turns int, f func(i int, na
 		i, step := 0, 1
 		for f(i, name) {
 			made++
-			if testing.Short() && i == 0 {
+			if short := testing.Short() && name != "CreatePipeline"; short && i == 0 {
 				step = 5 * (turn + 1)
-			} else if testing.Short() {
+			} else if short {
 				step = 5 * turns
 			}
 			i += step
@@ -164,6 +165,7 @@ func TestEveryCallMayFail(t *testing.T) {
 		{"no memory", port.ErrMemory, backend.ErrMemory},
 		{"device lost", port.ErrLost, backend.ErrDeviceLost},
 		{"validation", port.ErrInvalid, backend.ErrUnsupported},
+		{"a shader that does not compile", port.ErrShader, backend.ErrUnsupported},
 	}
 	for turn, c := range kinds {
 		t.Run(c.name, func(t *testing.T) {
@@ -258,16 +260,11 @@ func loseFor(t *testing.T, call string) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
 	c := plain(t, b, 3, 40, 8)
 	s := alloc(t, b, backend.F32, backend.Shape{1, 1, 3, 40})
-	n := 0
-	dev.Watch(func(name string) {
-		if n++; name == call {
-			dev.Watch(nil)
-			dev.Lose(0)
-		}
-	})
+	dev.of = call
+	dev.Lose(0)
 	_, err := session(b)
 	if !errors.Is(err, backend.ErrDeviceLost) || dev.Failed() != call {
-		t.Fatalf("%s: lost at %q after %d calls, %v", call, dev.Failed(), n, err)
+		t.Fatalf("%s: lost at %q, %v", call, dev.Failed(), err)
 	}
 	ctx := t.Context()
 	h := host(t, backend.Shape{1, 1, 3, 8}, wave)
@@ -295,31 +292,6 @@ func loseFor(t *testing.T, call string) {
 	}
 	c.Q.Release() // later than Close
 	must.Fail(t, fmt.Sprintf("lost at %s", call), b.Attention(ctx, c), backend.ErrClosed)
-}
-
-// TestShadersThatDoNotCompile covers the one failure that only pipelines have.
-func TestShadersThatDoNotCompile(t *testing.T) {
-	b, dev := faulty(t, Options{})
-	seen := 0
-	for i := 0; ; i++ {
-		dev.Fail(i, port.ErrShader)
-		_, err := session(b)
-		call := dev.Failed()
-		dev.Fail(-1, nil)
-		if call == "" {
-			break
-		}
-		if call == "CreatePipeline" {
-			seen++
-		}
-		must.Fail(t, fmt.Sprintf("call %d, %s", i, call), err, backend.ErrUnsupported)
-	}
-	if seen == 0 {
-		t.Error("no pipeline was made to fail")
-	}
-	if _, err := session(b); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
 }
 
 // TestNothingGrows runs many concurrent sessions twice: the device holds no more after the

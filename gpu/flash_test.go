@@ -12,7 +12,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/kernels/kernelstest"
-	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
 func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "asked for" }
@@ -70,22 +69,10 @@ func named(t testing.TB, width int, name string) tune.Variant {
 func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features bool) *backend.Call {
 	const rows, keys = 150, 2300
 	in := func(shape backend.Shape, from int) backend.Tensor {
-		h := host(t, shape, func(i int) float32 { return wave(3*i + from) })
-		if dtype == backend.F32 {
-			return upload(t, b, h)
-		}
-		bits := make([]uint16, shape.Elements())
-		for i := range bits {
-			bits[i] = dtype.Encode(wave(3*i + from))
-		}
-		half := must.Get(backend.Host(bits, dtype, shape))(t)
-		return upload(t, b, half)
+		return tensor(t, b, dtype, shape, func(i int) float32 { return wave(3*i + from) })
 	}
-	c := &backend.Call{
-		Q: in(backend.Shape{1, 2, rows, d}, 0), K: in(backend.Shape{1, 1, keys, d}, 1), V: in(backend.Shape{1, 1, keys, dv}, 2),
-		O: alloc(t, b, backend.F32, backend.Shape{1, 2, rows, dv}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 2, rows, 1}),
-		Problem: backend.Problem{Scale: 0.1, Visible: backend.Visibility{Offset: 1060, Left: 860, Right: 955, KLen: []int{2163}}},
-	}
+	c := callOf(t, b, in(backend.Shape{1, 2, rows, d}, 0), in(backend.Shape{1, 1, keys, d}, 1), in(backend.Shape{1, 1, keys, dv}, 2))
+	c.Scale, c.Visible = 0.1, backend.Visibility{Offset: 1060, Left: 860, Right: 955, KLen: []int{2163}}
 	if features {
 		c.Softcap = 3
 		c.Mask = bools(t, b, backend.Shape{1, 1, 1, keys}, func(i int) bool { return i%7 != 0 })
@@ -96,7 +83,7 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 			return wave(i)
 		}))
 		if dtype == backend.F32 { // the kernel with bindings for both compiles longer
-			c.Relative = upload(t, b, host(t, backend.Shape{1, 2, 1, rows + keys - 1}, wave))
+			c.Relative = input(t, b, backend.Shape{1, 2, 1, rows + keys - 1})
 			c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 10, 12), 16, 200
 		}
 		c.Slopes, c.Sinks, c.Dropout = []float32{0.01, -0.02}, []float32{2, -3}, backend.Dropout{P: 0.3, Seed: 1, First: [4]int{0, 0, 3, 0}}
@@ -109,7 +96,7 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 func TestPlainIsTheLastResort(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}})
 	c := problem(t, b)
-	c.Q, c.K = upload(t, b, host(t, backend.Shape{2, 4, 70, 80}, wave)), upload(t, b, host(t, backend.Shape{2, 2, 90, 80}, wave))
+	c.Q, c.K = input(t, b, backend.Shape{2, 4, 70, 80}), input(t, b, backend.Shape{2, 2, 90, 80})
 	p, err := b.Plan(t.Context(), c)
 	if err != nil || p.Path != "plain WGSL" || !strings.Contains(p.Why, "80 threads") {
 		t.Errorf("%s: %s, %v", p.Path, p.Why, err)

@@ -98,7 +98,7 @@ func TestRoundingToHalf(t *testing.T) {
 	}
 }
 
-// TestOpenBySelector opens by number and by name.
+// TestOpenBySelector opens by number and by name. The error of a number that is too large names the last adapter.
 func TestOpenBySelector(t *testing.T) {
 	open(t, Options{}).Close()
 	infos, err := Driver{}.Devices()
@@ -117,8 +117,8 @@ func TestOpenBySelector(t *testing.T) {
 		}
 		must.Pass(t, fmt.Sprintf("%s: close", name), b.Close())
 	}
-	for _, name := range []string{"gpu:99", "gpu:-1", "gpu:no such adapter"} {
-		must.Fail(t, name, must.Err(backend.Open(name)), backend.ErrNoDevice)
+	for name, text := range map[string]string{"gpu:99": "gpu:99: there is no such adapter, the last one is gpu:", "gpu:-1": "", "gpu:no such adapter": ""} {
+		must.Fail(t, name, must.Err(backend.Open(name)), backend.ErrNoDevice, text)
 	}
 	over := gputypes.Limits{MaxComputeWorkgroupsPerDimension: math.MaxUint32 - 1} // all ones asks wgpu-native for its default
 	must.Fail(t, "limits over the adapter's", must.Err(Open("", Options{Limits: over})), backend.ErrUnsupported)

@@ -220,6 +220,15 @@ func simulateOn(t *testing.T, kind backend.DeviceType, opt Options, took func() 
 	return b, d
 }
 
+// timed calls f with a context that ends at a limit, and returns how long it took.
+func timed(t *testing.T, limit time.Duration, f func(ctx context.Context) error) (took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	began := time.Now()
+	err = f(ctx)
+	return time.Since(began), err
+}
+
 // A device that hangs holds up no call for longer than the grace after its context, and
 // Close reports it within a bound.
 func TestHang(t *testing.T) {
@@ -245,16 +254,12 @@ func TestHang(t *testing.T) {
 				}{
 					{"Attention", func(ctx context.Context) error { return b.Attention(ctx, c) }},
 					{"another", func(ctx context.Context) error { return b.Attention(ctx, c) }},
-					{"small Upload", func(ctx context.Context) error { _, err := b.Upload(ctx, h); return err }},
-					{"Upload", func(ctx context.Context) error { _, err := b.Upload(ctx, large); return err }},
+					{"small Upload", func(ctx context.Context) error { return must.Err(b.Upload(ctx, h)) }},
+					{"Upload", func(ctx context.Context) error { return must.Err(b.Upload(ctx, large)) }},
 					{"Wait", b.Wait},
 					{"Download", func(ctx context.Context) error { return b.Download(ctx, h, c.O) }},
 				} {
-					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-					began := time.Now()
-					err := call.run(ctx)
-					cancel()
-					took := time.Since(began)
+					took, err := timed(t, 3*time.Second, call.run)
 					onHost := call.name == "Upload" || call.name == "Download" // with little memory they copy nothing
 					if memory > 0 && onHost && err == nil || call.name == "small Upload" && err == nil && took == 0 {
 						continue
@@ -299,7 +304,7 @@ func TestFullWhileRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, d := simulate(t, Options{PoolBytes: -1}, func() time.Duration { return 10 * time.Second })
 		defer b.Close()
-		src := upload(t, b, host(t, backend.Shape{1, 1, 8, 8}, wave))
+		src := input(t, b, backend.Shape{1, 1, 8, 8})
 		dst := alloc(t, b, backend.F32, src.Shape())
 		for range 2 { // the first one of a kernel is waited for
 			check(t, b.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src}))
@@ -308,11 +313,10 @@ func TestFullWhileRunning(t *testing.T) {
 		d.mu.Lock()
 		d.full = true
 		d.mu.Unlock()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		began := time.Now()
-		_, err := b.Alloc(ctx, backend.F32, backend.Shape{1, 1, 8, 8})
-		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 200*time.Millisecond {
+		took, err := timed(t, 100*time.Millisecond, func(ctx context.Context) error {
+			return must.Err(b.Alloc(ctx, backend.F32, backend.Shape{1, 1, 8, 8}))
+		})
+		if !errors.Is(err, context.DeadlineExceeded) || took > 200*time.Millisecond {
 			t.Errorf("Alloc returned after %v: %v", took, err)
 		}
 	})
@@ -330,11 +334,7 @@ func TestSlowCompiler(t *testing.T) {
 			attention, attention, // one starts the compilation, the other finds it started
 			func(ctx context.Context) error { return b.Warmup(ctx, false, c) },
 		} {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			began := time.Now()
-			err := run(ctx)
-			cancel()
-			if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took != time.Second {
+			if took, err := timed(t, time.Second, run); !errors.Is(err, context.DeadlineExceeded) || took != time.Second {
 				t.Errorf("call %d returned after %v: %v", i, took, err)
 			}
 		}

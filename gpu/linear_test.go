@@ -25,42 +25,31 @@ func gatedDelta(t testing.TB, b *Backend, batch, hq, hk, hv, tokens, k, v int) *
 	return &backend.LinearAttention{
 		Q: up(hq, k, wave), K: up(hk, k, func(i int) float32 { return wave(i+1) * length }), V: up(hv, v, func(i int) float32 { return wave(i + 2) }),
 		Decay: up(hv, k, func(i int) float32 { return -wave(i) * wave(i) }), Beta: up(hv, 1, func(i int) float32 { return wave(i)*0.4 + 0.9 }),
-		O: alloc(t, b, backend.F32, backend.Shape{batch, max(hq, hv), tokens, v}), PastState: upload(t, b, host(t, states, wave)),
+		O: alloc(t, b, backend.F32, backend.Shape{batch, max(hq, hv), tokens, v}), PastState: input(t, b, states),
 		PresentState: alloc(t, b, backend.F32, states), Scale: 0.3,
 	}
 }
 
-// TestLinearCuts compares linear attention that is cut with whole calls bit for bit: with the state in place, without
-// a final state, and without either.
+// TestLinearCuts cuts linear attention: with both states, without a final state, with the state in place, and without either.
 func TestLinearCuts(t *testing.T) {
-	results := func(opt Options) (all [][]float32, cuts int) {
-		b := open(t, opt)
-		defer b.Close() // before the next one is opened
+	gathers := way{name: "bindings of 8 KiB gather rows", opt: Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}
+	sameOn(t, "linear attention", append(someLowered(1), gathers), func(b *Backend, w way) (all [][]float32) {
 		c := gatedDelta(t, b, 2, 4, 1, 2, 150, 40, 33)
 		e := must.Get(b.dev.Count(b.linear(c)))(t)
-		check(t, b.LinearAttention(t.Context(), c))
-		all = append(all, floats(t, b, c.O), floats(t, b, c.PresentState))
-		c.PresentState = backend.Tensor{}
-		check(t, b.LinearAttention(t.Context(), c))
-		all = append(all, floats(t, b, c.O))
-		c.PresentState = c.PastState
-		check(t, b.LinearAttention(t.Context(), c))
-		all = append(all, floats(t, b, c.O), floats(t, b, c.PastState))
-		c.PresentState, c.PastState = backend.Tensor{}, backend.Tensor{}
-		check(t, b.LinearAttention(t.Context(), c))
-		return append(all, floats(t, b, c.O)), max(e.Chunks, e.Dispatches)
-	}
-	names := []string{"o", "present state", "o without it", "o in place", "the state in place", "o without states"}
-	want, _ := results(Options{})
-	for _, l := range append(someLowered(1), way{name: "bindings of 8 KiB gather rows", opt: Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 8 << 10}}}) {
-		got, cuts := results(l.opt)
-		if cuts < 2 && l.opt.MemoryBytes == 0 && l.opt.Limits.MaxBufferSize == 0 {
-			t.Errorf("%s: one dispatch, nothing was cut", l.name)
+		if cuts := max(e.Chunks, e.Dispatches); w.name != "" && cuts < 2 && w.opt.MemoryBytes == 0 && w.opt.Limits.MaxBufferSize == 0 {
+			t.Errorf("%s: one dispatch, nothing was cut", w.name)
 		}
-		for i := range got {
-			sameRow(t, l.name+": "+names[i], got[i], want[i])
+		past := c.PastState
+		for _, states := range [][2]backend.Tensor{{past, c.PresentState}, {past, {}}, {past, past}, {}} {
+			c.PastState, c.PresentState = states[0], states[1]
+			check(t, b.LinearAttention(t.Context(), c))
+			all = append(all, floats(t, b, c.O))
+			if !c.PresentState.IsZero() {
+				all = append(all, floats(t, b, c.PresentState))
+			}
 		}
-	}
+		return all
+	})
 }
 
 // TestLinearSizes compares calls with more query heads than a workgroup stages, and with the longest rows, with float64.
@@ -144,68 +133,29 @@ func TestMatrixLinearChunks(t *testing.T) {
 	}
 }
 
-// TestConvCuts compares convolutions that are cut with whole ones bit for bit, and those with float64: of sequences that are
-// longer and shorter than the state, with states in place and not.
+// TestConvCuts cuts convolutions of sequences that are longer and shorter than the state, with states in place and not.
 func TestConvCuts(t *testing.T) {
 	const batch, channels, width = 2, 35, 6
-	type results struct {
-		names  []string
-		values [][]float32
-	}
-	run := func(opt Options, tokens int) (r results) {
-		b := open(t, opt)
-		defer b.Close() // before the next one is opened
-		up := func(dtype backend.DType, batch, rows int) backend.Tensor {
-			return tensor(t, b, dtype, backend.Shape{batch, 1, rows, channels}, wave)
-		}
-		c := &backend.CausalConv{X: up(backend.BF16, batch, tokens), W: up(backend.F16, 1, width), Bias: up(backend.F32, 1, 1), SiLU: true,
-			Y: alloc(t, b, backend.F16, backend.Shape{batch, 1, tokens, channels}), PastState: up(backend.F16, batch, width-1),
-			PresentState: alloc(t, b, backend.F32, backend.Shape{batch, 1, width - 1, channels})}
-		see := func(name string, x backend.Tensor) {
-			r.names, r.values = append(r.names, name), append(r.values, floats(t, b, x))
-		}
-		x, w, bias, past := floats(t, b, c.X), floats(t, b, c.W), floats(t, b, c.Bias), floats(t, b, c.PastState)
-		check(t, b.CausalConv(t.Context(), c))
-		see("y", c.Y)
-		see("present state", c.PresentState)
-		var worst oracle.Worst
-		y, state := r.values[0], r.values[1]
-		for i := range batch * channels {
-			n, ch := i/channels, i%channels
-			var all, weights []float32
-			for j := range width {
-				weights = append(weights, w[j*channels+ch])
-			}
-			for j := range width - 1 {
-				all = append(all, past[(n*(width-1)+j)*channels+ch])
-			}
-			for s := range tokens {
-				all = append(all, x[(n*tokens+s)*channels+ch])
-				e := oracle.CausalConv(all[s:], weights, bias[ch], true)
-				worst.See(float64(y[(n*tokens+s)*channels+ch]), e.Value, e.Bound(backend.F16), func() string { return fmt.Sprintf("token %d of %d, channel %d", s, tokens, ch) })
-			}
-			for j, want := range all[tokens:] {
-				if got := state[(n*(width-1)+j)*channels+ch]; got != want {
-					t.Errorf("row %d of the state after %d tokens is %v, want %v", j, tokens, got, want)
-				}
-			}
-		}
-		check(t, worst.Err())
-		c.PresentState = c.PastState
-		check(t, b.CausalConv(t.Context(), c))
-		see("y in place", c.Y)
-		see("the state in place", c.PastState)
-		return r
-	}
 	for _, tokens := range []int{90, 3} {
-		want := run(Options{}, tokens)
-		for _, l := range someLowered(tokens % 2) {
-			l.opt.Limits.MaxStorageBufferBindingSize = min(l.opt.Limits.MaxStorageBufferBindingSize, 2<<10)
-			got := run(l.opt, tokens)
-			for i := range got.values {
-				sameRow(t, fmt.Sprintf("%s: %s of %d tokens", l.name, got.names[i], tokens), got.values[i], want.values[i])
-			}
+		ways := someLowered(tokens % 2)
+		for i := range ways {
+			l := &ways[i].opt.Limits
+			l.MaxStorageBufferBindingSize = min(l.MaxStorageBufferBindingSize, 2<<10)
 		}
+		sameOn(t, fmt.Sprint(tokens, " tokens"), ways, func(b *Backend, _ way) (all [][]float32) {
+			up := func(dtype backend.DType, batch, rows int) backend.Tensor {
+				return tensor(t, b, dtype, backend.Shape{batch, 1, rows, channels}, wave)
+			}
+			c := &backend.CausalConv{X: up(backend.BF16, batch, tokens), W: up(backend.F16, 1, width), Bias: up(backend.F32, 1, 1), SiLU: true,
+				Y: alloc(t, b, backend.F16, backend.Shape{batch, 1, tokens, channels}), PastState: up(backend.F16, batch, width-1),
+				PresentState: alloc(t, b, backend.F32, backend.Shape{batch, 1, width - 1, channels})}
+			for range 2 {
+				check(t, b.CausalConv(t.Context(), c))
+				all = append(all, floats(t, b, c.Y), floats(t, b, c.PresentState))
+				c.PresentState = c.PastState
+			}
+			return all
+		})
 	}
 }
 

@@ -12,19 +12,15 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// ones returns a tensor of n ones on the device.
-func ones(t *testing.T, be backend.Backend, n int) backend.Tensor {
-	t.Helper()
-	x := must.Get(kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, slices.Repeat([]float32{1}, n), backend.Shape{1, 1, 1, n}))(t)
-	t.Cleanup(x.Release)
-	return x
-}
-
 // plausible reports whether a rate lies between that of a slow disk and that of all
 // registers of the largest GPU.
 func plausible(rate float64) bool { return rate > 1e6 && rate < 1e16 }
 
+// TestCeilings measures rates and the time of a launch.
 func TestCeilings(t *testing.T) {
+	ones := func(b *Backend, n int) backend.Tensor {
+		return filled(t, b, backend.F32, slices.Repeat([]float32{1}, n), backend.Shape{1, 1, 1, n})
+	}
 	b := open(t, Options{})
 	launch, err := b.LaunchTime(t.Context())
 	if err != nil || launch <= 0 || launch.Seconds() > 1 {
@@ -34,7 +30,7 @@ func TestCeilings(t *testing.T) {
 	if err != nil || !plausible(peak) || peak < 1e9 {
 		t.Errorf("peak %v, %v", peak, err)
 	}
-	x, y := ones(t, b, 1<<21), ones(t, b, 1000)
+	x, y := ones(b, 1<<21), ones(b, 1000)
 	read, err := b.ReadBandwidth(t.Context(), x, backend.Tensor{}, y)
 	if err != nil || !plausible(read) {
 		t.Errorf("reads %v bytes/s, %v", read, err)
@@ -43,7 +39,7 @@ func TestCeilings(t *testing.T) {
 	if rate, err := b.ReadBandwidth(t.Context(), y); rate != 0 || err != nil {
 		t.Errorf("4 KB: %v, %v", rate, err)
 	}
-	must.Fail(t, "a tensor of another device", must.Err(b.ReadBandwidth(t.Context(), ones(t, open(t, Options{}), 4))), backend.ErrDevice)
+	must.Fail(t, "a tensor of another device", must.Err(b.ReadBandwidth(t.Context(), ones(open(t, Options{}), 4))), backend.ErrDevice)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	must.Fail(t, "cancelled", must.Err(b.PeakFLOPS(ctx)), context.Canceled)

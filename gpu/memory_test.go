@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 
@@ -64,43 +63,6 @@ func TestFullDevice(t *testing.T) {
 	}
 }
 
-// TestOpensAreFlat opens, uses and closes devices: memory, threads and files stay flat.
-func TestOpensAreFlat(t *testing.T) {
-	now := func() (use [3]int) {
-		if use[0] = int(resident() >> 20); use[0] == 0 {
-			t.Skip("needs /proc/self")
-		}
-		for i, dir := range []string{"/proc/self/task", "/proc/self/fd"} {
-			all := must.Get(os.ReadDir(dir))(t)
-			use[i+1] = len(all)
-		}
-		return use
-	}
-	warm, rounds := 50, 150 // the driver's compiler caches until then
-	if testing.Short() {
-		warm, rounds = 3, 7
-	}
-	var before [3]int
-	for i := range warm + rounds {
-		if i == warm {
-			before = now()
-		}
-		if i%50 == 0 {
-			t.Logf("%d opens: MiB, threads, files %v", i, now())
-		}
-		b := open(t, Options{})
-		check(t, b.Attention(t.Context(), plain(t, b, 3, 40, 8)))
-		b.Close()
-	}
-	after := now()
-	t.Logf("%d opens: MiB, threads, files %v", warm+rounds, after)
-	for i, most := range []int{48, 4, 2} { // the C library keeps a heap for each thread
-		if after[i] > before[i]+most {
-			t.Errorf("MiB, threads, files are %v after %d opens, %v before", after, rounds, before)
-		}
-	}
-}
-
 // TestPeakMemory checks that the peak counts what tensors and calls hold on the device, and
 // starts again when it is read.
 func TestPeakMemory(t *testing.T) {
@@ -112,7 +74,7 @@ func TestPeakMemory(t *testing.T) {
 	before = be.PeakMemory()
 	shape := backend.Shape{1, 2, 64, 32}
 	bytes := int64(4 * shape.Elements())
-	q := upload(t, be, host(t, shape, wave))
+	q := input(t, be, shape)
 	r := must.Get(kernels.NewDevice(be).Attention(t.Context(), q, q, q, kernels.Options{}))(t)
 	r.Release()
 	// Q and O at the same time, and at most a few times that for transfers.

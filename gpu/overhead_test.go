@@ -191,25 +191,19 @@ func TestOperationsOfManySequences(t *testing.T) {
 	for i := range cu {
 		cu[i] = rows * i
 	}
-	x := upload(t, b, host(t, backend.Shape{1, 1, rows * sequences, 8}, wave))
+	x := input(t, b, backend.Shape{1, 1, rows * sequences, 8})
 	out := kernels.Result{O: alloc(t, b, backend.F32, x.Shape())}
 	call := prepare(t, b, x, x, x, kernels.Options{CuQ: cu, Dropout: kernels.Dropout{P: 0.1}})
 	check(t, call.RunInto(t.Context(), out)) // compiles, and leaves slices that later calls use
 	if made != sequences {
 		t.Fatalf("%d operations for %d sequences", made, sequences)
 	}
-	live := func() int {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int(m.HeapAlloc)
-	}
 	made = 0
-	before, held, submitted := live(), 0, 0
+	before, held, submitted := heap(), 0, 0
 	dev.Watch(func(name string) {
 		if name == "Submit" {
 			if submitted++; submitted%16 == 0 {
-				held = max(held, live()-before)
+				held = max(held, heap()-before)
 			}
 		}
 	})
@@ -236,15 +230,23 @@ func TestOperationsOfManySequences(t *testing.T) {
 	dev.Watch(nil)
 }
 
+// heap returns the bytes that Go's heap holds.
+func heap() int {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
 // resident returns the bytes of memory of the process, 0 where the system does not report
 // it.
-func resident() (bytes int64) {
+func resident() (bytes int) {
 	data, _ := os.ReadFile("/proc/self/statm") // empty is no number
-	var all, pages int64
+	var all, pages int
 	if _, err := fmt.Sscan(string(data), &all, &pages); err != nil {
 		return 0
 	}
-	return pages * int64(os.Getpagesize())
+	return pages * os.Getpagesize()
 }
 
 // TestManyCalls makes 10,000 small calls, some with transfers, in two halves. After the
@@ -256,7 +258,7 @@ func TestManyCalls(t *testing.T) {
 		calls = 500
 	}
 	b, dev := faulty(t, Options{})
-	x := upload(t, b, host(t, backend.Shape{1, 1, 4, 8}, wave))
+	x := input(t, b, backend.Shape{1, 1, 4, 8})
 	var want []float32
 	one := func(i int) {
 		r := must.Get(kernels.NewDevice(b).Attention(t.Context(), x, x, x, kernels.Options{}))(t)
@@ -272,32 +274,22 @@ func TestManyCalls(t *testing.T) {
 			t.Fatalf("call %d gives another result", i)
 		}
 	}
-	type held struct {
-		live      port.Live
-		heap, rss int64
+	half := func() (live port.Live, used, rss int) {
+		for i := range calls / 2 {
+			one(i)
+		}
+		return dev.Live(), heap(), resident()
 	}
-	measure := func() held {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return held{dev.Live(), int64(m.HeapAlloc), resident()}
+	live, used, rss := half()
+	lastLive, lastUsed, lastRSS := half()
+	t.Logf("%d calls: %+v, %d, %d, then %+v, %d, %d", calls, live, used, rss, lastLive, lastUsed, lastRSS)
+	if lastLive != live {
+		t.Errorf("the device holds %+v, before %+v", lastLive, live)
 	}
-	for i := range calls / 2 {
-		one(i)
-	}
-	first := measure()
-	for i := range calls / 2 {
-		one(i)
-	}
-	last := measure()
-	t.Logf("%d calls: %+v, then %+v", calls, first, last)
-	if last.live != first.live {
-		t.Errorf("the device holds %+v, before %+v", last.live, first.live)
-	}
-	if grown := last.heap - first.heap; grown > 1<<20 {
+	if grown := lastUsed - used; grown > 1<<20 {
 		t.Errorf("the heap grew by %d bytes", grown)
 	}
-	if grown := last.rss - first.rss; grown > 8<<20 {
+	if grown := lastRSS - rss; grown > 8<<20 {
 		t.Errorf("the process grew by %d bytes", grown)
 	}
 }

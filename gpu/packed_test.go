@@ -68,11 +68,17 @@ func (x sequences) compare(t *testing.T, b *Backend, says string) {
 		t.Errorf("%d units, should be %d: %s, %s", n, x.units, plan.Path, plan.Cut)
 	}
 	check(t, b.Warmup(t.Context(), false, calls...))
-	compiled := 0
-	ctx := backend.WithTrace(t.Context(), &backend.Trace{Compile: func(string, time.Duration) { compiled++ }})
+	compiled, done, total := 0, 0.0, 0.0
+	ctx := backend.WithTrace(t.Context(), &backend.Trace{
+		Compile:  func(string, time.Duration) { compiled++ },
+		Progress: func(d, of float64) { done, total = d, of },
+	})
 	check(t, b.Attention(ctx, calls...))
 	if compiled > 0 {
 		t.Errorf("%d kernels are compiled after the warmup", compiled)
+	}
+	if want := float64(plan.FLOPs); done != total || total < want*0.999 || total > want*1.001 {
+		t.Errorf("%v of %v operations are done in the end, the plan has %v", done, total, want)
 	}
 	again := x.calls(t, b) // in boxes of fewer rows than some sequences have
 	for _, u := range b.units(again) {

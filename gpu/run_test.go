@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,16 +23,25 @@ func prepare(t testing.TB, be backend.Backend, q, k, v backend.Tensor, opt kerne
 	return must.Get(kernels.NewDevice(be).Prepare(q, k, v, opt))(t)
 }
 
-// plain returns a call of one head without options, with o and lse on the device.
+// callOf returns a call without options, with o and lse on the device.
+func callOf(t testing.TB, b *Backend, q, k, v backend.Tensor) *backend.Call {
+	t.Helper()
+	shape, columns := q.Shape(), q.Shape()
+	shape[backend.Dim], columns[backend.Dim] = v.Shape()[backend.Dim], 1
+	return &backend.Call{Q: q, K: k, V: v, O: alloc(t, b, backend.F32, shape), LSE: alloc(t, b, backend.F32, columns),
+		Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()}}
+}
+
+// input uploads wave.
+func input(t testing.TB, b *Backend, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	return upload(t, b, host(t, shape, wave))
+}
+
+// plain returns a call of one head without options.
 func plain(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 	t.Helper()
-	return &backend.Call{
-		Q: upload(t, b, host(t, backend.Shape{1, 1, sq, d}, wave)),
-		K: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave)),
-		V: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave)),
-		O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
-		Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()},
-	}
+	return callOf(t, b, input(t, b, backend.Shape{1, 1, sq, d}), input(t, b, backend.Shape{1, 1, sk, d}), input(t, b, backend.Shape{1, 1, sk, d}))
 }
 
 // submissions returns the number of submissions of a faulty device during f.
@@ -49,7 +59,7 @@ func submissions(dev *faultyDevice, f func()) (n int) {
 // backwardOf returns the gradients of the operands of c, which has run.
 func backwardOf(t testing.TB, b *Backend, c *backend.Call) *backend.Gradients {
 	t.Helper()
-	g := &backend.Gradients{Call: *c, DO: upload(t, b, host(t, c.O.Shape(), wave))}
+	g := &backend.Gradients{Call: *c, DO: input(t, b, c.O.Shape())}
 	for to, of := range map[*backend.Tensor]backend.Tensor{&g.DQ: c.Q, &g.DK: c.K, &g.DV: c.V} {
 		*to = alloc(t, b, backend.F32, of.Shape())
 	}
@@ -210,7 +220,7 @@ func TestWarmup(t *testing.T) {
 		}
 		compiled = nil
 		for _, s := range []int{72, 200} { // multiples of 4 both, see Warmup
-			x := upload(t, b, host(t, backend.Shape{1, 2, s, 24}, wave))
+			x := input(t, b, backend.Shape{1, 2, s, 24})
 			r := must.Get(kernels.NewDevice(b).Attention(ctx, x, x, x, opt))(t)
 			r.Release()
 		}
@@ -220,7 +230,7 @@ func TestWarmup(t *testing.T) {
 	}
 	// Backward has a warmup of its own, of the gradients that it names.
 	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {LSE: true, ALiBi: []float32{1, 2}, Sinks: []float32{0, 1}}} {
-		x := upload(t, b, host(t, backend.Shape{1, 2, 72, 24}, wave))
+		x := input(t, b, backend.Shape{1, 2, 72, 24})
 		call := prepare(t, b, x, x, x, opt)
 		r := must.Get(call.Run(ctx))(t)
 		grads := must.Get(call.AllocGradients(ctx, call.Gradients()))(t)
@@ -276,36 +286,21 @@ func TestSubmissionsFollowTheBudget(t *testing.T) {
 	}
 }
 
+// TestOperationOnce: an error names the operation once, with an operand that is not in the GPU's memory.
+func TestOperationOnce(t *testing.T) {
+	b := open(t, Options{})
+	x := input(t, b, backend.Shape{1, 1, 3, 4})
+	mask := must.Get(backend.NewTensor(backend.NewMemory(new(int), "another device", 9, nil, nil), backend.Bool, backend.Shape{1, 1, 3, 3}))(t)
+	_, err := kernels.NewDevice(b).Attention(t.Context(), x, x, x, kernels.Options{Mask: mask})
+	if !errors.Is(err, backend.ErrDevice) || !strings.HasPrefix(err.Error(), "attention: mask is in another device") {
+		t.Errorf("a mask of another device: %v", err)
+	}
+}
+
 // TestTooLong refuses lengths beyond the 32-bit positions of kernels.
 func TestTooLong(t *testing.T) {
 	b := open(t, Options{})
 	q, k := metaOf(t, backend.F32, backend.Shape{1, 1, 1, 1}), metaOf(t, backend.F32, backend.Shape{1, 1, 1 << 30, 1})
 	c := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 	must.Fail(t, "2^30 keys", must.Err(b.Plan(t.Context(), c)), backend.ErrUnsupported, "k has shape")
-}
-
-// TestBatchSharesSubmissions checks that 40 short documents take a few submissions, and that
-// their progress adds up to the operations of all.
-func TestBatchSharesSubmissions(t *testing.T) {
-	b := open(t, Options{})
-	const documents, each, dim = 40, 20, 32
-	s := backend.Shape{1, 1, documents * each, dim}
-	ids := make([]int32, documents*each)
-	for i := range ids {
-		ids[i] = int32(i / each)
-	}
-	x := upload(t, b, host(t, s, func(i int) float32 { return float32(i%23) / 23 }))
-	opt := kernels.Options{QSegments: [][]int32{ids}}
-	check(t, prepare(t, b, x, x, x, opt).Warmup(t.Context()))
-	plan := must.Get(prepare(t, b, x, x, x, opt).Plan(t.Context()))(t)
-	told, done, total := 0, 0.0, 0.0
-	ctx := backend.WithTrace(t.Context(), &backend.Trace{Progress: func(d, of float64) { told, done, total = told+1, d, of }})
-	r := must.Get(kernels.NewDevice(b).Attention(ctx, x, x, x, opt))(t)
-	defer r.Release()
-	if told == 0 || told > documents/8 {
-		t.Errorf("%d documents took %d submissions", documents, told)
-	}
-	if want := float64(plan.FLOPs); done != total || total < want*0.999 || total > want*1.001 {
-		t.Errorf("%v of %v operations are done in the end, the plan has %v", done, total, want)
-	}
 }

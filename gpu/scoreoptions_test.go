@@ -22,7 +22,7 @@ func TestOptionsOfManyHeads(t *testing.T) {
 		slopes[i], sinks[i%heads] = wave(i)/8, wave(i)
 	}
 	for _, sq := range []int{3, 20} { // decoded and not
-		q := upload(t, b, host(t, backend.Shape{batch, heads, sq, d}, wave))
+		q := input(t, b, backend.Shape{batch, heads, sq, d})
 		k := upload(t, b, host(t, backend.Shape{batch, heads, sk, d}, func(i int) float32 { return wave(i + 5) }))
 		v := upload(t, b, host(t, backend.Shape{batch, heads, sk, d}, func(i int) float32 { return wave(i + 9) }))
 		p := backend.Problem{Scale: 0.3, Visible: backend.Everything(), Slopes: slopes, Sinks: sinks, Dropout: backend.Dropout{P: 0.3, Seed: 5}}
@@ -59,7 +59,7 @@ func TestFewBindings(t *testing.T) {
 func testFewBindings(t *testing.T, binds uint32) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: binds}})
 	c := problem(t, b)
-	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
+	c.Relative = input(t, b, backend.Shape{1, 4, 1, 70 + 90 - 1})
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
 	g := backwardOf(t, b, c)
 	for _, without := range [][2]*backend.Tensor{{&g.Mask, &g.Blocks}, {&g.Bias, &g.Relative}} {

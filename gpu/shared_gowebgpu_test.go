@@ -42,10 +42,7 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 func TestSharedErrors(t *testing.T) {
 	p := openProgram(t, false, false)
 	b := p.share(t, gpu.Options{})
-	shape := backend.Shape{1, 1, 64, 32}
-	destroyed, _ := p.buffer(t, 4*64*32, port.ImportUsage)
-	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
-	x, o := wrap(t, b, destroyed, shape), wrap(t, b, ob, shape)
+	destroyed, ob, x, o := p.operands(t, b)
 	destroyed.Destroy()
 	for range 2 {
 		must.Fail(t, "a call with a destroyed buffer", attend(t.Context(), b, x, o), backend.ErrUnsupported, "destroyed")
@@ -56,7 +53,7 @@ func TestSharedErrors(t *testing.T) {
 	if err := compute(p.device, ob, "no statement"); err == nil {
 		t.Error("the program's wrong shader is not refused")
 	}
-	must.Pass(t, "with another buffer", attend(t.Context(), b, wrap(t, b, another, shape), o))
+	must.Pass(t, "with another buffer", attend(t.Context(), b, wrap(t, b, another, o.Shape()), o))
 	p.fill(t, ob, "x[i] = 1.0;")
 }
 
@@ -65,10 +62,7 @@ func TestSharedErrors(t *testing.T) {
 func TestSharedPolls(t *testing.T) {
 	p := openProgram(t, false, false)
 	b := p.share(t, gpu.Options{})
-	shape := backend.Shape{1, 1, 64, 32}
-	xb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
-	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
-	x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
+	_, _, x, o := p.operands(t, b)
 	stop, polls := make(chan struct{}), sync.WaitGroup{}
 	polls.Go(func() {
 		for {

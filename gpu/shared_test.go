@@ -23,6 +23,8 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
+var check = gpu.Check
+
 func init() {
 	gpu.OpenProgram = func() (*gpu.Shared, error) {
 		adapter, device, _, err := openDevice()
@@ -169,11 +171,8 @@ func TestSharedTypes(t *testing.T) {
 		x := waves(shape.Elements())
 		run := func(kv backend.Tensor) []float32 {
 			t.Helper()
-			q, err := dev.FromFloat32(t.Context(), backend.F32, x, shape)
-			if err == nil {
-				err = dev.Copy(t.Context(), []backend.Tensor{kv}, []backend.Tensor{q})
-			}
-			check(t, err)
+			q := must.Get(dev.FromFloat32(t.Context(), backend.F32, x, shape))(t)
+			check(t, dev.Copy(t.Context(), []backend.Tensor{kv}, []backend.Tensor{q}))
 			r := must.Get(dev.Attention(t.Context(), q, kv, kv, kernels.Options{Causal: true}))(t)
 			return must.Get(dev.ToFloat32(t.Context(), r.O))(t)
 		}
@@ -183,24 +182,6 @@ func TestSharedTypes(t *testing.T) {
 		if !slices.Equal(run(wrapped), run(own)) {
 			t.Errorf("%v: other bits", typ)
 		}
-	}
-}
-
-// TestSharedDefaultLimits opens a device as most programs do: without any limits.
-func TestSharedDefaultLimits(t *testing.T) {
-	needAdapter(t)
-	adapter, device, release, err := openDevice()
-	check(t, err)
-	defer release()
-	p := &program{adapter: adapter, device: device}
-	b := p.share(t, gpu.Options{})
-	defer b.Close()
-	dev := kernels.NewDevice(b)
-	dev.SetVerify(8)
-	x := waves(2 * 70 * 64)
-	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{Heads: 2, SeqQ: 70, Dim: 64}, kernels.BHSD, x, x, x, kernels.Options{})
-	if err != nil || len(o) != len(x) {
-		t.Errorf("%d elements, %v", len(o), err)
 	}
 }
 
@@ -214,21 +195,13 @@ func TestSharedOrder(t *testing.T) {
 		xb, ob, x, o := p.operands(t, b)
 		goroutines.Go(func() {
 			for i := range 20 {
-				err := compute(p.device, xb, fmt.Sprintf("x[i] = %d.0;", i)) // attention averages equal values
-				if err == nil {
-					err = attend(context.Background(), b, x, o)
-				}
-				if err == nil {
-					err = compute(p.device, ob, "x[i] = 2.0 * x[i];")
-				}
-				if err == nil {
-					err = compute(p.device, xb, "x[i] = -1.0;")
-				}
-				var got []float32
-				if err == nil {
-					got, err = kernels.NewDevice(b).ToFloat32(context.Background(), o)
-				}
-				if err != nil {
+				err := errors.Join(
+					compute(p.device, xb, fmt.Sprintf("x[i] = %d.0;", i)), // attention averages equal values
+					attend(context.Background(), b, x, o),
+					compute(p.device, ob, "x[i] = 2.0 * x[i];"),
+					compute(p.device, xb, "x[i] = -1.0;"))
+				got, failed := kernels.NewDevice(b).ToFloat32(context.Background(), o)
+				if err := errors.Join(err, failed); err != nil {
 					t.Error(err)
 					return
 				}
@@ -250,10 +223,6 @@ func TestSharedRefused(t *testing.T) {
 	p := openProgram(t, false, false)
 	few := openProgram(t, false, true)
 	b := p.share(t, gpu.Options{})
-	refused := func(what string, err, kind error, text string) {
-		t.Helper()
-		must.Fail(t, what, err, kind, text)
-	}
 	for what, c := range map[string]struct {
 		selector string
 		opt      gpu.Options
@@ -266,8 +235,7 @@ func TestSharedRefused(t *testing.T) {
 		"too few":         {"", gpu.Options{Shared: &gpu.Shared{Adapter: few.adapter, Device: few.device}}, backend.ErrUnsupported, "limit MaxBindingsPerBindGroup is 4, kernels need 12 or more"},
 		"more than it is": {"", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}, Limits: gputypes.Limits{MaxBufferSize: math.MaxUint64}}, backend.ErrUnsupported, "MaxBufferSize of 18446744073709551615 is over the limit of "},
 	} {
-		_, err := gpu.Open(c.selector, c.opt)
-		refused(what, err, c.kind, c.text)
+		must.Fail(t, what, must.Err(gpu.Open(c.selector, c.opt)), c.kind, c.text)
 	}
 
 	shape := backend.Shape{1, 1, 4, 8}
@@ -291,25 +259,21 @@ func TestSharedRefused(t *testing.T) {
 		"dtype":          {good, 99, backend.Shape{1, 1, 1, 8}, backend.ErrDType, "the buffer is dtype?, it must be one of [f32 f16 bf16 bool q8 q4 f8 i32]"},
 		"other device":   {theirs, backend.F32, shape, backend.ErrDevice, "buffer is on another WebGPU device"},
 	} {
-		_, err := b.Wrap(c.buffer, c.dtype, c.shape)
-		refused(what, err, c.kind, c.text)
+		must.Fail(t, what, must.Err(b.Wrap(c.buffer, c.dtype, c.shape)), c.kind, c.text)
 	}
 
 	// Nothing of that is left, and the same buffer can be wrapped once at a time.
 	x := wrap(t, b, good, shape)
-	_, err := b.Wrap(good, backend.F32, shape)
-	refused("twice", err, backend.ErrUnsupported, "in use already, make views of that tensor or release it first")
+	must.Fail(t, "twice", must.Err(b.Wrap(good, backend.F32, shape)), backend.ErrUnsupported, "in use already, make views of that tensor or release it first")
 	own := must.Get(gpu.Open("", gpu.Options{}))(t)
 	defer own.Close()
 	o := must.Get(own.Alloc(t.Context(), backend.F32, shape))(t)
-	refused("tensors of two devices", attend(t.Context(), own, x, o), backend.ErrDevice, "is in gpu:shared, the call runs on gpu:0")
-	_, err = own.Wrap(theirs, backend.F32, shape)
-	refused("a device of the backend's own", err, backend.ErrDevice, "buffer is on another WebGPU device")
+	must.Fail(t, "tensors of two devices", attend(t.Context(), own, x, o), backend.ErrDevice, "is in gpu:shared, the call runs on gpu:0")
+	must.Fail(t, "a device of the backend's own", must.Err(own.Wrap(theirs, backend.F32, shape)), backend.ErrDevice, "buffer is on another WebGPU device")
 	x.Release()
 	wrap(t, b, good, shape).Release()
 	check(t, b.Close())
-	_, err = b.Wrap(good, backend.F32, shape)
-	refused("closed", err, backend.ErrClosed, "gpu:shared")
+	must.Fail(t, "closed", must.Err(b.Wrap(good, backend.F32, shape)), backend.ErrClosed, "gpu:shared")
 }
 
 // TestSharedLeavesNothing opens, uses and closes backends on one device: their objects are
@@ -371,8 +335,7 @@ func TestSharedReleasedFirst(t *testing.T) {
 	expect("a call after the release of the buffer", attend(t.Context(), b, x, o), backend.ErrReleased)
 	x.Release()
 	if !native {
-		_, err := b.Wrap(xb, backend.F32, shape)
-		expect("Wrap after the release", err, backend.ErrReleased)
+		expect("Wrap after the release", must.Err(b.Wrap(xb, backend.F32, shape)), backend.ErrReleased)
 	}
 	yb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
 	y := wrap(t, b, yb, shape)
@@ -381,8 +344,8 @@ func TestSharedReleasedFirst(t *testing.T) {
 	expect("a call after the release of the device", attend(t.Context(), b, y, o), backend.ErrDeviceLost)
 	must.Pass(t, "Close after the release of the device", b.Close())
 	if !native {
-		_, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}})
-		expect("Open on a released device", err, backend.ErrDeviceLost)
+		opt := gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}}
+		expect("Open on a released device", must.Err(gpu.Open("", opt)), backend.ErrDeviceLost)
 	}
 }
 

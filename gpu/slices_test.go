@@ -33,11 +33,11 @@ func TestValuesInSlices(t *testing.T) {
 		table[i] = int32(pages - 1 - i)
 	}
 	for _, sq := range []int{2, 20} {
-		q := upload(t, b, host(t, backend.Shape{1, heads, sq, d}, wave))
+		q := input(t, b, backend.Shape{1, heads, sq, d})
 		run := func(k, v backend.Tensor, p *backend.Pages) (o, lse []float32) {
 			n := v.Shape()[backend.Dim]
-			c := &backend.Call{Q: q, K: k, V: v, Pages: p, Problem: backend.Problem{Scale: 0.05, Visible: backend.Everything()},
-				O: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, n}), LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, 1})}
+			c := callOf(t, b, q, k, v)
+			c.Pages, c.Scale = p, 0.05
 			plan := must.Get(b.Plan(t.Context(), c))(t)
 			if strings.Contains(plan.Why, "512 columns of v in 2 slices") != (n == dv) {
 				t.Errorf("%d columns: the plan says %s", n, plan.Why)
@@ -57,9 +57,7 @@ func TestValuesInSlices(t *testing.T) {
 		}
 	}
 	for _, kv := range []backend.DType{backend.Q8, backend.Q4, backend.F8} {
-		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), Problem: backend.Problem{Visible: backend.Everything()},
-			K: alloc(t, b, kv, backend.Shape{1, 1, sk, d}), V: alloc(t, b, kv, backend.Shape{1, 1, sk, dv}),
-			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, dv})}
+		c := callOf(t, b, input(t, b, backend.Shape{1, heads, 1, d}), alloc(t, b, kv, backend.Shape{1, 1, sk, d}), alloc(t, b, kv, backend.Shape{1, 1, sk, dv}))
 		must.Fail(t, fmt.Sprintf("%v", kv), b.Attention(context.Background(), c), backend.ErrUnsupported, "v of "+kv.String()+" has head size 512")
 	}
 }

@@ -48,13 +48,12 @@ func TestConformanceStreamed(t *testing.T) {
 // tensors are where Alloc and Upload place them.
 func streamedCall(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 	t.Helper()
-	return &backend.Call{
-		Q: upload(t, b, host(t, backend.Shape{1, 3, sq, d}, wave)),
-		K: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 1) })),
-		V: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 2) })),
-		O: alloc(t, b, backend.F32, backend.Shape{1, 3, sq, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 3, sq, 1}),
-		Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Left: backend.Unbounded, Offset: sk - sq}},
+	side := func(from int) backend.Tensor {
+		return upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + from) }))
 	}
+	c := callOf(t, b, input(t, b, backend.Shape{1, 3, sq, d}), side(1), side(2))
+	c.Visible = backend.Visibility{Left: backend.Unbounded, Offset: sk - sq}
+	return c
 }
 
 // result runs a call and returns its outputs as bits.

@@ -119,57 +119,6 @@ func TestTuneOnFirstUse(t *testing.T) {
 	}
 }
 
-// A variant that loses the device is stored as failed and not tried again.
-func TestTuneAfterALoss(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures three times")
-	}
-	path := filepath.Join(t.TempDir(), "tuning.json")
-	opt := Options{Tune: TuneFirst, TuneFile: path}
-	b, dev := faulty(t, opt)
-	c := plain(t, b, 40, 70, 24)
-	compiled := 0
-	dev.Watch(func(call string) {
-		if call == "CreatePipeline" {
-			if compiled++; compiled == 3 { // plain, the rule's, and then
-				dev.Lose(0)
-			}
-		}
-	})
-	err := b.Attention(t.Context(), c)
-	dev.Watch(nil)
-	if !errors.Is(err, backend.ErrDeviceLost) {
-		t.Fatalf("the device is lost, %v", err)
-	}
-	list := entries(t, path)
-	if len(list) != 1 || list[0].Best != "" {
-		t.Fatalf("the file holds %+v", list)
-	}
-	var failed []string
-	for _, x := range list[0].Trials {
-		failed = append(failed, x.Variant)
-	}
-	if len(failed) != 1 || list[0].Trials[0].Failed == "the program did not survive its trial" {
-		t.Fatalf("failed: %+v", list[0].Trials)
-	}
-	// Another process, an hour later. Within a minute the first one may still measure.
-	list[0].When = list[0].When.Add(-time.Hour)
-	check(t, tunefile.Put(path, list[0]))
-	b, _ = faulty(t, opt)
-	c = plain(t, b, 40, 70, 24)
-	var names []string
-	check(t, b.Attention(compiling(t.Context(), &names), c))
-	e := entries(t, path)[0]
-	if e.Best == "" || e.Best == failed[0] || e.Trial(failed[0]).Failed == "" || len(names) != len(e.Trials)-1 {
-		t.Errorf("compiled %q, %+v", names, e)
-	}
-	// Tune tries it again where it shall measure all variants.
-	e, err = b.Tune(t.Context(), c, TuneOptions{All: true})
-	if err != nil || e.Trial(failed[0]).Failed != "" || e.Peak <= 0 || e.FLOPs <= 0 {
-		t.Errorf("%+v, %v", e, err)
-	}
-}
-
 // A call that is cancelled while it measures returns the context's error, and the next
 // call a result.
 func TestTuneCancelled(t *testing.T) {

@@ -49,24 +49,10 @@ func (f *fake) Alloc(ctx context.Context, dtype backend.DType, shape backend.Sha
 }
 
 func (f *fake) Upload(_ context.Context, dst, host backend.Tensor) error {
-	to := f.hosts[dst.Memory()]
-	switch dst.DType() {
-	case backend.F32:
-		return copied(to.Float32s, host.Float32s)
-	case backend.Bool:
-		return copied(to.Bools, host.Bools)
-	case backend.Q8, backend.Q4, backend.F8:
-		return copied(to.QuantisedRows, host.QuantisedRows)
-	default:
-		return copied(to.Bits, host.Bits)
-	}
-}
-
-func copied[T any](dst, src func() ([]T, error)) error {
-	to, err := dst()
-	from, err2 := src()
+	to, err := backend.HostBytes(f.hosts[dst.Memory()])
+	from, failed := backend.HostBytes(host)
 	copy(to, from)
-	return errors.Join(err, err2)
+	return errors.Join(err, failed)
 }
 
 func (f *fake) Download(ctx context.Context, host, src backend.Tensor) error {
@@ -411,6 +397,18 @@ func TestMeasureAll(t *testing.T) {
 	must.Do(t, tuner.learn(soft, e))
 	if e = measured(true); e.Trial(name).Failed != notBackTwice {
 		t.Errorf("tried for the third time: %+v", e)
+	}
+	// One that has failed for good is not measured again, whatever the reason.
+	failed := soft.Candidates()[1].Label()
+	e.Trial(failed).Seconds, e.Trial(failed).Failed = 0, "lost the device"
+	must.Do(t, tuner.learn(soft, e))
+	f.before = func(v Variant) {
+		if v.Label() == failed {
+			t.Errorf("%s was measured again", failed)
+		}
+	}
+	if e = measured(false); e.Trial(failed).Failed == "" {
+		t.Errorf("%+v", e)
 	}
 }
 
