@@ -24,24 +24,16 @@ func TestCallsDuringCompilation(t *testing.T) {
 	ran := 0
 	defer port.WhileCompiling(func() {
 		ran++
-		if err := d.Write(src, 0, words(1, 2)); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, "write", d.Write(src, 0, words(1, 2)))
 		ticket, err := d.Submit([]port.Command{{Src: src, Dst: dst, Size: 8}}, false)
-		if err != nil {
-			t.Error(err)
-		}
-		if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, "submit", err)
+		must.Pass(t, "wait", must.Err(d.Wait(t.Context(), ticket, time.Time{})))
 		got := make([]byte, 8)
 		if err := d.Read(dst, 0, got); err != nil || string(got) != string(words(1, 2)) {
 			t.Errorf("read %v, %v", got, err)
 		}
 		b, err := d.CreateBuffer(16, storage)
-		if err != nil {
-			t.Error(err)
-		} else {
+		if must.Pass(t, "a buffer", err); err == nil {
 			b.Release()
 		}
 		if l := d.Live(); l.Buffers != 2 || d.Hung() || d.Lost() != nil {
@@ -87,6 +79,7 @@ func TestErrorsDuringCompilation(t *testing.T) {
 	wrong := doublerDesc
 	wrong.WGSL = strings.Replace(doubler, "2u", "undeclared", 1)
 	var wg sync.WaitGroup
+	defer wg.Wait()
 	wg.Go(func() {
 		for range 20 {
 			must.Fail(t, "a wrong shader", must.Err(d.CreatePipeline(wrong)), port.ErrShader, "undeclared")
@@ -99,23 +92,12 @@ func TestErrorsDuringCompilation(t *testing.T) {
 		}
 	})
 	for range 200 {
-		b, err := d.CreateBuffer(64, storage)
-		if err != nil {
-			t.Errorf("a buffer: %v", err)
-			continue
-		}
-		if err := d.Write(b, 0, words(1, 2)); err != nil {
-			t.Error(err)
-		}
-		if ticket, err := d.Submit(nil, false); err != nil {
-			t.Error(err)
-		} else if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
-			t.Error(err)
-		}
+		b := buffer(t, d, 64, storage)
+		must.Do(t, d.Write(b, 0, words(1, 2)))
+		submit(t, d)
 		must.Fail(t, "a write behind the end", d.Write(b, 64, words(1, 2)), port.ErrInvalid)
 		b.Release()
 	}
-	wg.Wait()
 }
 
 // After a loss every call returns ErrLost, Release and Close work in any order, and
@@ -134,8 +116,8 @@ func TestLost(t *testing.T) {
 	must.Do(t, err)
 	port.Lose(d)
 	for name, call := range map[string]func() error{
-		"CreateBuffer":   func() error { _, err := d.CreateBuffer(16, storage); return err },
-		"CreatePipeline": func() error { _, err := d.CreatePipeline(doublerDesc); return err },
+		"CreateBuffer":   func() error { return must.Err(d.CreateBuffer(16, storage)) },
+		"CreatePipeline": func() error { return must.Err(d.CreatePipeline(doublerDesc)) },
 		"Write":          func() error { return d.Write(bufs[0], 0, words(1)) },
 		"Submit":         func() error { _, err := d.Submit(dispatch, false); return err },
 		"Wait":           func() error { _, err := d.Wait(t.Context(), ticket+1, time.Time{}); return err },

@@ -18,27 +18,24 @@ import (
 
 func fixed(t *testing.T, what, remove string) {
 	t.Helper()
-	t.Errorf("the library %s now: remove %s and this test", what, remove)
+	t.Errorf("the library %s now: remove %s and this check", what, remove)
 }
 
-func TestUpstreamTimestamps(t *testing.T) {
+func TestUpstreamAPI(t *testing.T) {
 	if _, ok := reflect.TypeFor[wgpu.ComputePassDescriptor]().FieldByName("TimestampWrites"); ok {
 		fixed(t, "has timestamps of compute passes", "the lack of them in library.go, docs and tests")
 	}
-}
-
-func TestUpstreamMapsToIntegerAddress(t *testing.T) {
 	m, ok := reflect.TypeFor[*vk.Commands]().MethodByName("MapMemory")
 	if last := m.Type.NumIn() - 1; !ok || m.Type.In(last).Kind() != reflect.Uintptr {
 		fixed(t, "passes a pointer to vkMapMemory", "growStack")
 	}
-}
-
-func TestUpstreamListsNoAdapters(t *testing.T) {
 	for _, name := range []string{"EnumerateAdapters", "Adapters"} {
 		if _, ok := reflect.TypeFor[*wgpu.Instance]().MethodByName(name); ok {
 			fixed(t, "lists adapters", "the requests of Adapters")
 		}
+	}
+	if m, ok := reflect.TypeFor[*wgpu.Queue]().MethodByName("Poll"); !ok || m.Type.NumOut() != 1 {
+		fixed(t, "reports losses when it polls", "the submission of poll")
 	}
 }
 
@@ -54,12 +51,6 @@ func TestUpstreamHasNoShaderF16(t *testing.T) {
 		if a.Info().Backend == gputypes.BackendVulkan && a.Adapter.Features().Contains(gputypes.FeatureShaderF16) {
 			fixed(t, "offers shader-f16", "the unpacking of f16 in kernels of such devices")
 		}
-	}
-}
-
-func TestUpstreamPollIgnoresLosses(t *testing.T) {
-	if m, ok := reflect.TypeFor[*wgpu.Queue]().MethodByName("Poll"); !ok || m.Type.NumOut() != 1 {
-		fixed(t, "reports losses when it polls", "the submission of poll")
 	}
 }
 
