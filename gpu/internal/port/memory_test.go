@@ -14,17 +14,6 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// statm returns /proc/self/statm in pages: mapped, resident and more.
-func statm(t *testing.T) (pages [2]int) {
-	t.Helper()
-	data, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		t.Skipf("needs /proc/self/statm: %v", err)
-	}
-	must.Get(fmt.Sscan(string(data), &pages[0], &pages[1]))(t)
-	return pages
-}
-
 // longKernel returns a kernel whose compiled form takes some MiB in a software driver.
 func longKernel() port.PipelineDesc {
 	var body strings.Builder
@@ -53,20 +42,22 @@ func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	return p
 }
 
-// usage is what the process has of the system.
-type usage struct {
-	resident, mapped int // MiB
-	threads, files   int
-}
+// usage is what the process has of the system, in the order of usageNames.
+type usage [4]int
+
+var usageNames = []string{"MiB resident", "MiB mapped", "threads", "files"}
 
 func usageNow(t *testing.T) usage {
-	pages := statm(t)
-	entries := func(dir string) int {
-		all := must.Get(os.ReadDir(dir))(t)
-		return len(all)
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Skipf("needs /proc/self/statm: %v", err)
 	}
+	var mapped, resident int // pages
+	must.Get(fmt.Sscan(string(data), &mapped, &resident))(t)
+	entries := func(dir string) int { return len(must.Get(os.ReadDir(dir))(t)) }
 	mib := func(pages int) int { return pages * os.Getpagesize() >> 20 }
-	return usage{mib(pages[1]), mib(pages[0]), entries("/proc/self/task"), entries("/proc/self/fd")}
+	return usage{mib(resident), mib(mapped), entries("/proc/self/task"), entries("/proc/self/fd")}
 }
 
 // Closing a device and releasing a pipeline or a buffer return what they took: a program
@@ -78,7 +69,7 @@ func TestMemoryIsReturned(t *testing.T) {
 	kernel := longKernel()
 	shared := open(t, nil)
 	// For Go's heap and threads, and for what the driver caches, whatever the rounds.
-	most := usage{resident: 24, mapped: 256, threads: 4, files: 2}
+	most := usage{24, 256, 4, 2}
 	for _, c := range []struct {
 		name        string
 		short, long int // rounds
@@ -111,27 +102,19 @@ func TestMemoryIsReturned(t *testing.T) {
 					before = usageNow(t)
 				}
 				if i%100 == 0 {
-					t.Logf("%d rounds: %+v", i, usageNow(t))
+					t.Logf("%d rounds: %v", i, usageNow(t))
 				}
 				c.round(t)
 			}
 			// Dawn frees some memory at later events. What has leaked stays.
 			after := usageNow(t)
-			for end := time.Now().Add(port.HangLimit); after.mapped > before.mapped+most.mapped && time.Now().Before(end); after = usageNow(t) {
+			for end := time.Now().Add(port.HangLimit); after[1] > before[1]+most[1] && time.Now().Before(end); after = usageNow(t) {
 				run(t, shared, kernel).Release()
 			}
-			t.Logf("%+v after %d rounds, %+v after %d more", before, warm, after, rounds)
-			for _, x := range []struct {
-				name                string
-				before, after, most int
-			}{
-				{"MiB resident", before.resident, after.resident, most.resident},
-				{"MiB mapped", before.mapped, after.mapped, most.mapped},
-				{"threads", before.threads, after.threads, most.threads},
-				{"files", before.files, after.files, most.files},
-			} {
-				if x.after > x.before+x.most {
-					t.Errorf("%d rounds: %d %s, %d before", rounds, x.after, x.name, x.before)
+			t.Logf("%v: %v after %d rounds, %v after %d more", usageNames, before, warm, after, rounds)
+			for i, name := range usageNames {
+				if after[i] > before[i]+most[i] {
+					t.Errorf("%d rounds: %d %s, %d before", rounds, after[i], name, before[i])
 				}
 			}
 		})
