@@ -144,7 +144,7 @@ type Problem struct {
 	// then relative to a score of the row that is at most the largest so far, with exp(s_j - m) at most 2^8. The sum that
 	// divides, and lse, are those of the p_j before they are rounded. Next to Q8 keys a row of q may be rounded to
 	// integers of 16 bits, in units of its largest magnitude over 127·2^8. Where q, k and v are F32, products may be
-	// split, see package oracle. In gradients with v of F16, p_j and dx_j may be rounded to F16 before they multiply do, k
+	// split, see package oracle. In gradients with v of F16 or BF16, p_j and dx_j may be rounded to F16 before they multiply do, k
 	// and q, as package oracle says. The stages ignore it.
 	LowPrecision bool
 }

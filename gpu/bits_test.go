@@ -191,17 +191,25 @@ func TestSameBits(t *testing.T) {
 			return onMatrices(t, b, halved(t, b, dtype, call(t, b)))
 		}
 	}
-	gradients := func(t testing.TB, b *Backend) ([][]float32, backend.Plan) {
-		if _, whyNot := b.matrices.Largest(); whyNot != "" {
-			t.Skip("needs a device with matrix units")
+	// In bf16 dO has sizes from 2^-20 to 2^20, so that some elements are odd in their tile.
+	gradients := func(dtype backend.DType) runner {
+		return func(t testing.TB, b *Backend) ([][]float32, backend.Plan) {
+			if _, whyNot := b.matrices.Largest(); whyNot != "" {
+				t.Skip("needs a device with matrix units")
+			}
+			c := halved(t, b, dtype, problem(t, b))
+			all, _ := onMatrices(t, b, c)
+			g := backwardOf(t, b, c)
+			g.DO = copied(t, b, dtype, upload(t, b, host(t, c.O.Shape(), func(i int) float32 {
+				if dtype == backend.BF16 {
+					return float32(math.Ldexp(float64(wave(i)), i/64%41-20))
+				}
+				return wave(i)
+			})))
+			plan := must.Get(b.PlanBackward(t.Context(), g))(t)
+			check(t, b.Backward(context.Background(), g))
+			return append(all, floats(t, b, g.DQ), floats(t, b, g.DK), floats(t, b, g.DV)), plan
 		}
-		c := halved(t, b, backend.F16, problem(t, b))
-		all, _ := onMatrices(t, b, c)
-		g := backwardOf(t, b, c)
-		g.DO = copied(t, b, backend.F16, g.DO)
-		plan := must.Get(b.PlanBackward(t.Context(), g))(t)
-		check(t, b.Backward(context.Background(), g))
-		return append(all, floats(t, b, g.DQ), floats(t, b, g.DK), floats(t, b, g.DV)), plan
 	}
 	onUnits := []way{{}, {name: "submissions of 100,000 operations", opt: Options{MaxWork: 1e5}, cuts: true},
 		{name: "bindings of 16 KiB", opt: Options{Limits: limits{MaxStorageBufferBindingSize: 16 << 10}}, cuts: true}}
@@ -236,7 +244,8 @@ func TestSameBits(t *testing.T) {
 		{"matrices, mask and bias", true, matrices(backend.F16, problem), onUnits},
 		{"matrices, blocks and bias by distance", true, matrices(backend.BF16, distant), onUnits},
 		{"matrices of f32", true, matrices(backend.F32, problem), onUnits},
-		{"matrices, gradients", true, gradients, []way{{says: "matrix units WGSL by key blocks and query blocks, products of f16"}, onUnits[1], onUnits[2]}},
+		{"matrices, gradients", true, gradients(backend.F16), []way{{says: "matrix units WGSL by key blocks and query blocks, products of f16"}, onUnits[1], onUnits[2]}},
+		{"matrices, gradients of bf16", true, gradients(backend.BF16), []way{{says: "matrix units WGSL by key blocks and query blocks, products of f16"}, onUnits[1], onUnits[2]}},
 		{"the plain kernel", true, attends(problem), []way{plain("", Options{}, false), plain("chunks of a tile", Options{Budget: 1}, true)}},
 
 		{"decoding bf16", true, decodeOfDType(backend.BF16), levels},

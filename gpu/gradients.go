@@ -15,8 +15,8 @@ import (
 
 // Backward computes the gradients that g requests. A workgroup owns the elements of a result
 // that it writes: up to 128 keys for DK and DV, or rows for DQ. It computes the scores of its tiles
-// again: all three take 4·D + 3·Dv multiply-adds for each visible pair. Scratch is 8
-// or 12 bytes for each query row and up to 64 MiB of sums.
+// again: all three take 4·D + 3·Dv multiply-adds for each visible pair. Scratch is 12
+// or 16 bytes for each query row and up to 64 MiB of sums.
 //
 // Errors are those of Attention. It also returns backend.ErrUnsupported for
 //   - a mask and a block mask with a bias of any kind, or two biases with a mask, on a device that
@@ -105,7 +105,7 @@ type gradients struct {
 	d     backend.Dims
 	p     backend.Problem // without sinks, which LSE contains
 	group int             // query heads that share a key head
-	rows  backend.Tensor  // [B, H, Sq, 2] F32: D and LSE, see delta.wgsl
+	rows  backend.Tensor  // [B, H, Sq, 3] F32: D, LSE and the largest |dO|, see delta.wgsl
 	sums  backend.Tensor  // [B, H, Sq, 1] F32: a term of each row, zero if none is needed
 	ops   []*queue.Op
 
@@ -123,7 +123,7 @@ func (b *Backend) newGradients(g *backend.Gradients, alloc func(backend.DType, b
 		err = x.check()
 	}
 	if err == nil {
-		x.rows, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 2})
+		x.rows, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 3})
 	}
 	if err == nil && (!g.DSinks.IsZero() || !g.DSlopes.IsZero() || one(g.DBias)) {
 		x.sums, err = alloc(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
@@ -248,8 +248,9 @@ func tilingOf(of shaders.Result, columns int) tiling {
 // tilingOf returns the tiling for results of so many columns, on matrix units where they take the call.
 func (x *gradients) tilingOf(of shaders.Result, columns int) tiling {
 	g, l := x.g, &x.b.dev.Limits
-	if x.noMatrix = "no LowPrecision with q, k, v and do of f16"; g.LowPrecision && g.Q.DType() == backend.F16 && g.K.DType() == backend.F16 && g.V.DType() == backend.F16 && g.DO.DType() == backend.F16 {
-		k, whyNot := x.b.matrices.Gradient(of, x.d.Dim, x.d.ValueDim, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
+	t := g.Q.DType()
+	if x.noMatrix = "no LowPrecision with q, k, v and do all of f16 or bf16"; g.LowPrecision && (t == backend.F16 || t == backend.BF16) && g.K.DType() == t && g.V.DType() == t && g.DO.DType() == t {
+		k, whyNot := x.b.matrices.Gradient(of, shaders.Type(t), x.d.Dim, x.d.ValueDim, tune.Limits{Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize)})
 		if x.noMatrix = whyNot; whyNot == "" {
 			x.onMatrix = fmt.Sprintf(", products of f16 matrices of %dx%dx%d", k.M, k.N, k.K)
 			return tiling{matrix: k}
@@ -271,6 +272,16 @@ func (t tiling) loops(dim, valueDim int) int {
 	}
 	stages := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
 	return 4 + stages*(1+gradientDepths) + t.others()*9/8 + 33 // steps of 8 others or more
+}
+
+// apartLoops bounds the loop iterations of a thread for a tile whose products lanes take.
+func (t tiling) apartLoops() int {
+	k := t.matrix
+	if k.In != shaders.BF16 {
+		return 0
+	}
+	fours := ceil(k.M*k.Others, 4*k.Lanes)
+	return fours*(k.Depth+k.Columns)/4 + (ceil(k.Depth, k.Others)+ceil(k.Columns, k.Others))*(1+fours*(1+k.Others))
 }
 
 // pass is an operation of gradient.wgsl: workgroups compute the scores of their tiles again and
@@ -399,8 +410,15 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 		owners, length := owned(box)
 		return box.Len(cut.Batch) * owners * length * pitch
 	}
-	c.State = func(box cut.Box) uint64 { return uint64(4 * len(results) * sums(box)) }
+	inState := len(results)
+	if tile.matrix.In == shaders.BF16 {
+		inState *= 2 // those of lanes too
+	}
+	c.State = func(box cut.Box) uint64 { return uint64(4 * inState * sums(box)) }
 	loops := tile.loops(x.d.Dim, x.d.ValueDim) + s.options.rounds(17)
+	if x.b.info.Type == backend.CPU { // others have no bound, see cut.MaxLoops
+		loops += tile.apartLoops()
+	}
 	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+len(results)*tile.columns())*tile.owned()) // for a row, or a key, of the tiles
 	c.Most[inner] = cut.LongestChunk(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.ChunkWork(s.kernel))
 	s.add(false, len(to), func(box cut.Box) cut.Box {

@@ -184,7 +184,7 @@ func TestMatrixMutants(t *testing.T) {
 		{"weights lack their factor", "e[0u] = e[0u] * power_of_two(127u + W_UP);", ""},
 		{"odd keys are left to matrices", "select(odd_keys, 0xffffffffu, ", "select(0u, 0xffffffffu, "},
 		{"odd rows are left to matrices", "select(odd_keys, 0xffffffffu, odd_row[0u])", "odd_keys"},
-		{"odd values are lost", "odd(z, V_TOP) | vec4<bool>(alone)", "vec4<bool>(alone)"},
+		{"odd values are lost", "is_odd(z, V_TOP) | vec4<bool>(alone)", "vec4<bool>(alone)"},
 		{"a huge value is added like others", "huge_row[0u] = true;", ""},
 		{"all elements of the row become far", "far | becomes_far", "vec4<bool>(alone)"},
 		{"elements are far for one tile", "far_of(y, huge_before[0u])", "vec4<bool>(false)"},
@@ -206,28 +206,83 @@ func TestMatrixMutants(t *testing.T) {
 	}
 }
 
-// TestMatrixGradientMutants: gradients on matrix units are within the bound, and those of mistakes are not.
+// TestMatrixGradientMutants: gradients on matrix units are within the bound, and those of mistakes are not. In bf16 there are
+// elements that matrices do not hold, in one row or key of q, k, v and dO each, and dO of other sizes than 1.
 func TestMatrixGradientMutants(t *testing.T) {
+	const dim, columns = 32, 24
+	type edit = func(operand string, i int, x float32) float32
+	// odd makes an element of an operand odd: large in q and v, next to small elements of k and dO, else the only one of its column.
+	odd := func(in string) edit {
+		large := map[string]string{"q": "k", "v": "do"}[in]
+		return func(operand string, i int, x float32) float32 {
+			width := map[string]int{"q": dim, "k": dim, "v": columns, "do": columns}[operand]
+			switch first := i/width == 5; {
+			case i%width == 3 && operand == large:
+				return x / 1024
+			case i%width == 3 && operand == in && first:
+				return map[bool]float32{true: 1000, false: 0x1p-60}[large != ""]
+			case i%width == 3 && operand == in && large == "":
+				return 0
+			}
+			return x
+		}
+	}
+	every := func(operand string, i int, x float32) float32 {
+		for _, in := range []string{"q", "k", "v", "do"} {
+			x = odd(in)(operand, i, x)
+		}
+		return x
+	}
+	loss := func(exponent func(row int) int) edit {
+		return func(operand string, i int, x float32) float32 {
+			if operand == "do" {
+				return float32(math.Ldexp(float64(x), exponent(i/columns)))
+			}
+			return x
+		}
+	}
+	tiny, mixed := loss(func(int) int { return -40 }), loss(func(row int) int { return row/7%5*15 - 40 })
+	const dkv, dq = "const OF: u32 = 0u;", "const OF: u32 = 1u;"
 	causal := kernels.Options{Causal: true, Align: kernels.LowerRight, LowPrecision: true}
 	steep := kernels.Options{ALiBi: []float32{1, 1.5}, LowPrecision: true} // dX grow by more than 2^7 a tile
 	for _, m := range []struct {
 		name         string
 		in, old, new string // of kernels with in
 		opt          kernels.Options
+		edit         edit // of operands in bf16; nil: f16
 	}{
-		{"the kernel itself", "", "", "", causal},
-		{"steep slopes", "", "", "", steep},
-		{"a product of S is dropped", "", "s = subgroupMatrixMultiplyAccumulate(own1[i]", "if (i == 1u) { continue; } s = subgroupMatrixMultiplyAccumulate(own1[i]", causal},
-		{"a product of dP is dropped", "", "s = subgroupMatrixMultiplyAccumulate(own2[i]", "if (i == 1u) { continue; } s = subgroupMatrixMultiplyAccumulate(own2[i]", causal},
-		{"a product of dV is dropped", "", "acc2[n] = subgroup", "if (n == 1u) { continue; } acc2[n] = subgroup", causal},
-		{"a product of dK is dropped", "const OF: u32 = 0u;", "acc1[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc1[n] = subgroupMatrixMul", causal},
-		{"a product of dQ is dropped", "const OF: u32 = 1u;", "acc1[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc1[n] = subgroupMatrixMul", causal},
-		{"sums of dK are not rescaled", "const OF: u32 = 0u;", "*= factors[", "*= 1.0 + 0.0 * factors[", steep},
-		{"sums of dQ are not rescaled", "const OF: u32 = 1u;", "*= factors[", "*= 1.0 + 0.0 * factors[", steep},
-		{"P lacks its factor", "", "e * 32768.0", "e * 16384.0", causal},
-		{"keys before the diagonal are hidden", "", "(min(i + p.hi, cap))", "(min(i + p.hi - 3, cap))", causal},
+		{"the kernel itself", "", "", "", causal, nil},
+		{"steep slopes", "", "", "", steep, nil},
+		{"a product of S is dropped", "", "s = subgroupMatrixMultiplyAccumulate(own1[i]", "if (i == 1u) { continue; } s = subgroupMatrixMultiplyAccumulate(own1[i]", causal, nil},
+		{"a product of dP is dropped", "", "s = subgroupMatrixMultiplyAccumulate(own2[i]", "if (i == 1u) { continue; } s = subgroupMatrixMultiplyAccumulate(own2[i]", causal, nil},
+		{"a product of dV is dropped", "", "acc2[n] = subgroup", "if (n == 1u) { continue; } acc2[n] = subgroup", causal, nil},
+		{"a product of dK is dropped", dkv, "acc1[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc1[n] = subgroupMatrixMul", causal, nil},
+		{"a product of dQ is dropped", dq, "acc1[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc1[n] = subgroupMatrixMul", causal, nil},
+		{"sums of dK are not rescaled", dkv, "*= factors[", "*= 1.0 + 0.0 * factors[", steep, nil},
+		{"sums of dQ are not rescaled", dq, "*= factors[", "*= 1.0 + 0.0 * factors[", steep, nil},
+		{"P lacks its factor", "", "e * 32768.0", "e * 16384.0", causal, nil},
+		{"keys before the diagonal are hidden", "", "(min(i + p.hi, cap))", "(min(i + p.hi - 3, cap))", causal, nil},
+		{"bf16", "", "", "", steep, every},
+		{"dO over 2^120", "", "", "", causal, loss(func(row int) int { return row/7%5*30 - 60 })},
+		{"small dO is left to lanes", dkv, "acc2[n] = subgroupMatrixMul", "if (n == 1u) { continue; } acc2[n] = subgroupMatrixMul", causal, tiny},
+		{"sums of dV keep their factor", dkv, "power_of_two(127u + sum_top - g_top)", "1.0", causal, mixed},
+		{"odd rows are left to matrices in dK", dkv, "atomicLoad(&odd_others[tiles % 2u])", "0u", causal, odd("q")},
+		{"odd rows are left to matrices in dV", dkv, "atomicLoad(&odd_others[tiles % 2u])", "0u", causal, odd("do")},
+		{"odd keys are left to matrices in dQ", dq, "atomicLoad(&odd_others[tiles % 2u])", "0u", causal, odd("k")},
+		{"odd keys are left to matrices in dK", dkv, "atomicLoad(&odd_own[subgroup])", "0u", causal, odd("v")},
+		{"odd rows are left to matrices in dQ", dq, "atomicLoad(&odd_own[subgroup])", "0u", causal, loss(func(int) int { return 20 })},
+		{"odd keys lack their sums", dkv, "0xffffffffu >> (32u - OTHERS)", "0u", causal, odd("v")},
+		{"lanes leave dP to matrices", "", "u = select(u, sum, apart)", "", causal, odd("v")},
+		{"lanes leave S to matrices", "", "x = select(x, sum, apart)", "", causal, odd("q")},
+		{"dX of lanes count twice", "", "dx[0u] = select(dx[0u], vec4<f32>(0.0), apart)", "", causal, every},
+		{"P of lanes count twice", dkv, "w = select(w, vec4<f32>(0.0), apart)", "", causal, odd("q")},
+		{"sums of lanes are lost", "", "state[to] += state[", "state[to] += 0.0 * state[", causal, every},
 	} {
 		b := openMatrices(t, Options{})
+		dtype := backend.F16
+		if m.edit != nil {
+			dtype = backend.BF16
+		}
 		port := &mutated{Device: b.dev.Port, kernel: "matrixgradient ", edit: func(wgsl string) string {
 			if !strings.Contains(wgsl, m.in) {
 				return wgsl
@@ -239,8 +294,8 @@ func TestMatrixGradientMutants(t *testing.T) {
 		if m.old == "" {
 			b.info.Type = backend.Discrete
 		}
-		err := kernelstest.CheckGradients(t, kernels.NewDevice(b), kernelstest.Case{Name: m.name, DType: backend.F16, Seed: 2, Options: m.opt,
-			Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 37, SeqK: 75, Dim: 32, ValueDim: 24}})
+		err := kernelstest.CheckGradients(t, kernels.NewDevice(b), kernelstest.Case{Name: m.name, DType: dtype, Seed: 2, Options: m.opt, Edit: m.edit,
+			Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 37, SeqK: 75, Dim: dim, ValueDim: columns}})
 		t.Logf("%s: %v", m.name, err)
 		if port.edited != (m.old != "") || (err != nil) != port.edited {
 			t.Errorf("%s: edited: %t, %v", m.name, port.edited, err)

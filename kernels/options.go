@@ -111,7 +111,7 @@ type Options struct {
 	// Weights and the sum that divides o are those before the rounding. Next to Q8 keys, q may be rounded to 16 bits.
 	// Where q, k and v are F32, each may be split in two numbers of F16, as PyTorch's float32_matmul_precision "high"
 	// does, on matrix units: the bound grows by 1.7 times at most, but for weights below 2^-19. In gradients
-	// of F16 operands P and dS may be rounded to F16 too, in units of the largest of their sum.
+	// of F16 and BF16 operands P and dS may be rounded to F16 too, in units of the largest of their sum.
 	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and

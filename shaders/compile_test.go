@@ -141,8 +141,9 @@ func variants(f func(v Variant, departures int)) {
 		}
 		f(v, n)
 	})
-	each(3, []Type{F32}, func(on flags, _ Type, n int) {
+	each(3, []Type{F16, BF16}, func(on flags, of Type, n int) {
 		v := matrixDKV
+		v.In, v.KV, v.DO = of, of, of
 		v.Vec, v.Full, v.Paired, v.Of, v.N = on(0), on(0), on(1), pick(on(2), DQ, DKV), pick(on(1), 8, 16)
 		f(own(v, on(2)), n)
 	})

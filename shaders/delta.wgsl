@@ -2,10 +2,10 @@
 //
 //     D = Σ_c dO_c·O_c - dLSE        sink = -exp(min(Sink - LSE, 0))·D
 //
-// rows holds D and LSE for each row, -Inf for +Inf; sums holds the gradient of the head's sink, which is 0 for a row
+// rows holds D, LSE (-Inf for +Inf) and the largest finite |dO_c| of each row, for matrixgradient.wgsl; sums holds the gradient of the head's sink, which is 0 for a row
 // whose LSE is infinite. A thread sums every 64th column.
 //
-// Workgroup memory: part 256 bytes.
+// Workgroup memory: part 512 bytes.
 
 @ranged struct DeltaParams {
     heads, rows, vdim: u32,
@@ -24,26 +24,33 @@
 @binding var<storage, read_write> rows, sums: array<f32>;
 @binding var<uniform> p: DeltaParams;
 
-var<workgroup> part: array<f32, 64>;
+var<workgroup> part: array<vec2<f32>, 64>;
 
 @main(64) {
     @inline row_of_id(row);
     let g_at = p.g.base + b * p.g.b + h * p.g.h + row * p.g.s;
     let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
     var sum = 0.0;
+    var most = 0.0;
     for (var c = t; c < p.vdim; c += 64u) {
-        sum = fma(load_g(g_at + c * p.g.d), load_o(o_at + c * p.o.d), sum);
+        let g = load_g(g_at + c * p.g.d);
+        sum = fma(g, load_o(o_at + c * p.o.d), sum);
+        if (finite(vec4<f32>(g))) { most = max(most, abs(g)); }
     }
-    part[t] = sum;
+    part[t] = vec2<f32>(sum, most);
     workgroupBarrier();
     if (t > 0u) { return; }
     var d = 0.0;
-    for (var x = 0u; x < 64u; x++) { d = d + part[x]; }
+    for (var x = 0u; x < 64u; x++) {
+        d = d + part[x].x;
+        most = max(most, part[x].y);
+    }
     if (p.shifted == 1u) { d = d - dlse[p.dlse.base + b * p.dlse.b + h * p.dlse.h + row * p.dlse.s]; }
     let total = lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s];
     let at = p.out.base + b * p.out.b + h * p.out.h + row * p.out.s;
     rows[at] = d;
     rows[at + p.out.d] = select(total, negative_infinity(), unseen(total));
+    rows[at + 2u * p.out.d] = select(most, 0.0, unseen(total));
     if (p.sunk == 1u) {
         let sink = p.sinks[h / 4u][h % 4u];
         let e = exp2_acc(min(vec4<f32>((sink - total) * LOG2E), vec4<f32>(0.0))).x; // a large LSE may round below the sink

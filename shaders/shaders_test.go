@@ -33,7 +33,7 @@ func TestDescribe(t *testing.T) {
 	want := map[string]Kernel{
 		"attention": {"rrrrrwwwu", 8448, 64, nil}, "flash": {"rrrrrwwwu", 13700, 128, nil}, "matrix": {"rrrrrwwwu", 39968, 256, nil}, "matrixpeak": {"wu", 1792, 64, nil}, "decode": {"rrrrrwu", 5448, 64, nil},
 		"splitmerge": {"rwwu", 2112, 128, nil}, "matmul": {"rrrwwu", 13184, 128, nil}, "matrixproduct": {"rrrwwu", 19456, 128, nil}, "softmax": {"rrwwwu", 4352, 64, nil},
-		"merge": {"rrwwu", 0, 64, nil}, "rope": {"rrrwu", 0, 64, nil}, "normgate": {"rrrwwu", 512, 64, nil}, "linear": {"rrrrrrwwu", 14464, 128, nil}, "matrixlinear": {"rrrrrrwwu", 32708, 128, nil}, "conv": {"rrrrwu", 0, 64, nil}, "convert": {"rwu", 256, 64, nil}, "delta": {"rrrrwwu", 256, 64, nil}, "index": {"wrrwu", 4672, 64, nil}, "lists": {"rrwu", 256, 64, nil},
+		"merge": {"rrwwu", 0, 64, nil}, "rope": {"rrrwu", 0, 64, nil}, "normgate": {"rrrwwu", 512, 64, nil}, "linear": {"rrrrrrwwu", 14464, 128, nil}, "matrixlinear": {"rrrrrrwwu", 32708, 128, nil}, "conv": {"rrrrwu", 0, 64, nil}, "convert": {"rwu", 256, 64, nil}, "delta": {"rrrrwwu", 512, 64, nil}, "index": {"wrrwu", 4672, 64, nil}, "lists": {"rrwu", 256, 64, nil},
 		"gradient": {"rrrrrrrwu", 9096, 128, nil}, "matrixgradient": {"rrrrrrrwu", 23444, 128, nil}, "reduce": {"rwu", 256, 64, nil}, "peak": {"wu", 0, 64, nil},
 		"read": {"rrrrwu", 0, 64, nil}, "exponentials": {"rw", 0, 64, nil},
 	}

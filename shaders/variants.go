@@ -133,7 +133,7 @@ type MatrixPeak struct{ M, N, K, Lanes int }
 // MatrixGradient is Gradient on matrix units, whose workgroups have TY subgroups of Lanes threads.
 type MatrixGradient struct {
 	Expand     Expand
-	In, KV, DO Type   // of q; of k and v; of dO, all F16
+	In, KV, DO Type   // of q; of k and v; of dO, all F16 or all BF16
 	Vec        bool   // q, k, v and dO are contiguous along D, in aligned fours
 	Full       bool   // rows of q and k fill Depth, and those of v and dO Columns; needs Vec
 	Both       Both   // of a kind of pair operands

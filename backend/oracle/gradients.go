@@ -96,7 +96,7 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 	}
 
 	v, fp, fx := 0.0, 0.0, 0.0 // of products on matrix units
-	if r.Rounded == backend.F16 {
+	if r.Rounded == backend.F16 || r.Rounded == backend.BF16 {
 		v, fp, fx = 0x1p-11, 0x1p-40, 0x1p-32
 	}
 	// nan is NaN if the row sees a number that is not finite, otherwise 0.

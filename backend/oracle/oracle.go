@@ -131,7 +131,7 @@
 // rows, heads and batches that share the element. Flushed subnormals add 2^-125 for each weight and each product, times
 // the factors that follow, and the output's dtype adds its rounding as in o.
 //
-// In low precision with values of f16, p_j and dx_j may be rounded to f16 before they multiply do, k and q: p_j after a factor of 2^15, dx_j after
+// In low precision with values of f16 or bf16, p_j and dx_j may be rounded to f16 before they multiply do, k and q: p_j after a factor of 2^15, dx_j after
 // one for each sum, which brings the largest so far to [2^7, 2^15). With v = 2^-11, and 2^-25 for half the distance
 // between subnormal numbers, that adds v·(p_j + α_j) + 2^-40, and p_j + α_j at most, to the error of p_j, and to that of dx_j, with ξ_j its own,
 //

@@ -93,7 +93,9 @@ type Case struct {
 	// PoisonK and PoisonV write values to rows of k and v, which must not change the
 	// result of query rows that do not see them.
 	PoisonK, PoisonV map[int]float32
-	Seed             uint64
+	// Edit, unless nil, returns what element i of q, k, v or do becomes, before it is rounded.
+	Edit func(operand string, i int, x float32) float32
+	Seed uint64
 	// recorded, unless nil, has q, k and v.
 	recorded *recorded
 }
@@ -103,6 +105,15 @@ type operand struct {
 	shape backend.Shape
 	dtype backend.DType
 	data  []float32
+}
+
+// edit replaces the elements of an operand as Edit says.
+func (c *Case) edit(name string, o operand) {
+	for i, x := range o.data {
+		if c.Edit != nil {
+			o.data[i] = o.dtype.Round(c.Edit(name, i, x))
+		}
+	}
 }
 
 // drawn returns an operand of normal random numbers.
@@ -159,6 +170,9 @@ func (c Case) build() *built {
 	} else {
 		b.q, b.k, b.v = draw(sq, c.DType, gain), draw(sk, c.keyType(), 1), draw(sv, c.keyType(), 1)
 	}
+	c.edit("q", b.q)
+	c.edit("k", b.k)
+	c.edit("v", b.v)
 	poison(b.k, c.PoisonK)
 	poison(b.v, c.PoisonV)
 	if c.keyType().Quantised() {

@@ -67,6 +67,7 @@ func (b *built) loss(lse []float32) (do, dlse operand) {
 		dtype = backend.F16
 	}
 	do = draw(b.ValueDim, dtype)
+	b.edit("do", do)
 	if b.Seed%3 > 0 {
 		dlse = draw(1, backend.F32)
 	}

@@ -25,11 +25,8 @@ const UP: u32 = W_UP + TOP - V_TOP; // of that of the output
 // that the exponent top comes to TOP, and odd ones are 0.
 @each($x $TWO: q Q2, k KV2, v KV2)
 fn half_$x(x: vec4<u32>, top: u32, part: u32) -> vec2<u32> {
-    @if(IN != 1u) {
-        let y = value_$x(x);
-        let scaled = bitcast<vec4<u32>>(y) + vec4<u32>((TOP - top) << 23u);
-        return halves_of(part_of(bitcast<vec4<f32>>(select(vec4<u32>(0u), scaled, fits(y, top))), part));
-    } @else @if($TWO == 1u) return x.xy;
+    @if(IN != 1u) return halves_of(part_of(lifted(value_$x(x), top), part));
+    @else @if($TWO == 1u) return x.xy;
     @else return halves_of(value_$x(x));
 }
 
@@ -47,8 +44,8 @@ fn unit_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 @else fn halved_$x(x: vec4<u32>, top: u32, part: u32) -> vec2<u32> { return half_$x(x, top, part); }
 @each($x: k, v)
 fn any_odd_$x(x: vec4<u32>, top: u32) -> bool {
-    @if(VEC == 2u) return any(odd(value_$x(x), top) | odd(value_$x(x.zwxy), top));
-    @else return any(odd(value_$x(x), top));
+    @if(VEC == 2u) return any(is_odd(value_$x(x), top) | is_odd(value_$x(x.zwxy), top));
+    @else return any(is_odd(value_$x(x), top));
 }
 
 // any_huge reports whether any of UNIT values is 2^64 or more.
@@ -56,21 +53,6 @@ fn any_huge(x: vec4<u32>) -> bool {
     var most = magnitude(value_v(x));
     @if(VEC == 2u) most = max(most, magnitude(value_v(x.zwxy)));
     return any(most >= vec4<u32>(HUGE << 23u));
-}
-
-// magnitude returns the bits of |x|.
-fn magnitude(x: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu); }
-
-// fits reports which x are not 0 and have one of the SPAN exponents up to top.
-fn fits(x: vec4<f32>, top: u32) -> vec4<bool> {
-    let low = (max(top, SPAN) - SPAN + 1u) << 23u;
-    return magnitude(x) - vec4<u32>(low) < vec4<u32>(((top + 1u) << 23u) - low);
-}
-
-// odd reports which x of bf16 and f32 are neither 0 nor fit, and which x of f16 are not finite.
-fn odd(x: vec4<f32>, top: u32) -> vec4<bool> {
-    @if(IN != 1u) return (magnitude(x) != vec4<u32>(0u)) & !fits(x, top);
-    @else return magnitude(x) >= vec4<u32>(0x7f800000u);
 }
 
 // part_of returns x, or a part of it where elements have two.
@@ -109,7 +91,7 @@ fn only_finite(x: vec4<u32>) -> vec4<u32> {
         var most = vec4<u32>(0u);
         for (var d = 0u; d < DEPTH; d += 4u) { most = max(most, magnitude(value_q(stored_q(i, d, p.dim, p.q.d)))); }
         top[h] = clamp(max(max(most.x, most.y), max(most.z, most.w)) >> 23u, 1u, 254u);
-        for (var d = 0u; d < DEPTH; d += 4u) { odd_row[h] = odd_row[h] || any(odd(value_q(stored_q(i, d, p.dim, p.q.d)), top[h])); }
+        for (var d = 0u; d < DEPTH; d += 4u) { odd_row[h] = odd_row[h] || any(is_odd(value_q(stored_q(i, d, p.dim, p.q.d)), top[h])); }
         if (lane % PER == 0u) { tops[line] = top[h]; }
     }
     workgroupBarrier();
@@ -193,7 +175,7 @@ fn either_power(a: u32, b: u32, far: vec4<bool>) -> vec4<f32> { return select(ve
                             far = far | becomes_far;
                             factor = either_power(127u + TOP - V_TOP, 63u + TOP - V_TOP, far);
                         }
-                        y = select(y, y + weight * factor * z, odd(z, V_TOP) | vec4<bool>(alone));
+                        y = select(y, y + weight * factor * z, is_odd(z, V_TOP) | vec4<bool>(alone));
                     }
                 }
                 @if(IN != 1u) if (alone) { y = marked(y, far); }

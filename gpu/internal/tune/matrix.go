@@ -124,9 +124,9 @@ func (m Matrices) Decode(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 
 const maxGradientDim = 128 // of gradients on matrix units
 
-// Gradient returns the kernel of gradients on matrix units for heads of dim and valueDim elements of f16, without what depends on
+// Gradient returns the kernel of gradients on matrix units for heads of dim and valueDim elements of f16 or bf16, without what depends on
 // options, or the reason when there is none.
-func (m Matrices) Gradient(of shaders.Result, dim, valueDim int, l Limits) (k shaders.MatrixGradient, whyNot string) {
+func (m Matrices) Gradient(of shaders.Result, t shaders.Type, dim, valueDim int, l Limits) (k shaders.MatrixGradient, whyNot string) {
 	x, whyNot := m.Largest()
 	if whyNot == "" && max(dim, valueDim) > maxGradientDim {
 		whyNot = fmt.Sprintf("gradients on matrices take heads of up to %d elements", maxGradientDim)
@@ -134,7 +134,7 @@ func (m Matrices) Gradient(of shaders.Result, dim, valueDim int, l Limits) (k sh
 	if whyNot != "" {
 		return k, whyNot
 	}
-	k = shaders.MatrixGradient{In: shaders.F16, KV: shaders.F16, DO: shaders.F16, Of: shaders.DKV, M: x.M, N: x.N, K: x.K, Lanes: x.Lanes}
+	k = shaders.MatrixGradient{In: t, KV: t, DO: t, Of: shaders.DKV, M: x.M, N: x.N, K: x.K, Lanes: x.Lanes}
 	k.Depth, k.Columns = roundUp(dim, max(k.N, k.K)), roundUp(valueDim, max(k.N, k.K))
 	k.Others = max(k.M, k.N, k.K, 4*k.Lanes/k.M)
 	for k.TY = max(matrixRows/k.M, 1); k.TY > 0 && k.Others <= 32 && k.Others%max(k.N, k.K) == 0 && k.Lanes%k.M == 0 && k.M%4 == 0; k.TY /= 2 {
