@@ -2,7 +2,9 @@ package bench
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
@@ -145,5 +147,127 @@ func TestCountsOfStages(t *testing.T) {
 		if m := m.Memory; m.Scratch != 5 || m.Operands != 2*q+2*k {
 			t.Errorf("%s: %+v", tc.variant, m)
 		}
+	}
+}
+
+func TestPercentOfTheLimitingCeiling(t *testing.T) {
+	for _, tc := range []struct {
+		seqQ     int
+		matrices bool
+		want     report.Bound
+	}{
+		{0, false, report.BoundFMA},   // 32 queries: 8 operations a byte
+		{1, false, report.BoundRead},  // half an operation a byte
+		{0, true, report.BoundMatrix}, // three products for one
+	} {
+		be := &roofed{fake: fake{name: "cpu"}, peak: 4e9, read: 2e9}
+		cfg := small(32)
+		cfg.Series[0].SeqQ, cfg.Series[0].LowPrecision = tc.seqQ, tc.matrices
+		r := runOn(t, cfg, be)
+		c := r.Cases[0]
+		if c.Status != report.OK || c.Bound != tc.want || c.PercentOfBound == nil || c.CeilingGBS == nil || *c.CeilingGBS != 2 || *c.CeilingGFLOPS != 4 {
+			t.Fatalf("Sq=%d: bound by %q, want %q: %+v", c.SeqQ, c.Bound, tc.want, c)
+		}
+		// Heads 2, D 4, f32: q and o, k and v.
+		if want := int64(2 * 4 * 4 * (2*c.SeqQ + 2*32)); c.Bytes != want {
+			t.Errorf("Sq=%d: %d bytes, want %d", c.SeqQ, c.Bytes, want)
+		}
+		if want := c.Bytes - int64(2*4*4*c.SeqQ); be.asked != want {
+			t.Errorf("Sq=%d: the ceiling read %d bytes, the call reads %d", c.SeqQ, be.asked, want)
+		}
+		want, unit := 100**c.GFLOPS/4, " fma"
+		switch c.Bound {
+		case report.BoundRead:
+			want, unit = 100**c.GBS/2, " read"
+		case report.BoundMatrix:
+			unit = " matrix"
+		}
+		if got := *c.PercentOfBound; got < want*(1-1e-12) || got > want*(1+1e-12) {
+			t.Errorf("Sq=%d: %v%% of what binds, want %v", c.SeqQ, got, want)
+		}
+		wantText(t, r.WriteTable, unit+" ")
+	}
+}
+
+// Every option reaches the call, whose rows are checked in float64 with the same options,
+// and the report.
+func TestOptionsOfACase(t *testing.T) {
+	be := &roofed{fake: fake{name: "cpu"}, peak: 1e9, read: 1e9}
+	cfg := small(48)
+	cfg.Series[0].SeqQ, cfg.Series[0].WindowLeft, cfg.Series[0].Softcap, cfg.Series[0].Mask, cfg.Series[0].KVHeads = 4, new(8), 1.5, "f32", 1
+	r := runOn(t, cfg, be)
+	c := r.Cases[0]
+	if c.Status != report.OK || c.SeqQ != 4 || c.SeqK != 48 || c.WindowLeft == nil || *c.WindowLeft != 8 || c.WindowRight != nil || c.Softcap != 1.5 || c.Mask != "f32" {
+		t.Fatalf("%+v", c)
+	}
+	// Rows are at keys 44 to 47 and see from 8 keys before: 12, 11, 10, 9 keys,
+	// which are 12 in all; the mask is 4 x 48.
+	if want := int64(2 * (12 + 11 + 10 + 9) * 4 * 4); c.FLOPs != want {
+		t.Errorf("%d FLOPs, want %d", c.FLOPs, want)
+	}
+	if want := int64(4 * (2*2*4*4 + 2*12*4 + 4*48)); c.Bytes != want {
+		t.Errorf("%d bytes, want %d", c.Bytes, want)
+	}
+	if want := c.Bytes - 4*2*4*4; be.asked != want {
+		t.Errorf("the ceiling read %d bytes, the call reads %d", be.asked, want)
+	}
+	wantText(t, r.WriteTable, "D=4 f32 kv1 q4 window8,inf softcap1.5 mask\n")
+}
+
+// The report contains what a device reports of its calls. Timed repetitions are not traced.
+func TestTracesOfDevices(t *testing.T) {
+	be := &device{roofed: roofed{fake: fake{name: "gpu:0", delay: 10 * time.Second}, peak: 1e9, read: 1e9}, launch: time.Nanosecond, part: 0.5}
+	r := runOn(t, small(32, 48), be)
+	c, next := r.Cases[0], r.Cases[1]
+	if c.Status != report.OK || c.KernelS == nil || *c.KernelS <= 0 || *c.KernelS > 0.8**c.MedianS || *c.KernelS < 0.2**c.MinS {
+		t.Errorf("the device clock counts half of each call of %v s: %+v", *c.MedianS, c.KernelS)
+	}
+	if c.Compiled != 2 || *c.CompileS != 3 || next.Compiled != 0 || next.CompileS != nil {
+		t.Errorf("two kernels were compiled once, for the first case: %d and %d", c.Compiled, next.Compiled)
+	}
+	if want := int64(3 * 2 * 32 * 4 * 4); c.MovedBytes != want || *c.MoveS != float64(want)/1e9 {
+		t.Errorf("%d bytes moved in %v s, want %d at 1 GB/s", c.MovedBytes, *c.MoveS, want)
+	}
+	if want := int64(4 * 2 * 32 * 4 * 4); c.Memory.Operands != want || c.Memory.DevicePeak == nil || *c.Memory.DevicePeak != 12345 {
+		t.Errorf("%+v, the operands take %d bytes", c.Memory, want)
+	}
+	if c.LaunchS == nil || *c.LaunchS != 1e-9 || c.Plan == nil || c.Plan.FLOPs != c.FLOPs {
+		t.Errorf("launch %v, plan %+v", c.LaunchS, c.Plan)
+	}
+	wantText(t, r.WriteTable, "     time      ±    kernel   GFLOP/s")
+	wantText(t, r.WritePage, ">compiling<", ">3.00 s<", ">upload<")
+}
+
+func TestPlans(t *testing.T) {
+	cfg := small()
+	cfg.Series[0].Causal, cfg.Missing = true, []string{"npu · none"}
+	r, err := Plans(t.Context(), devices(&fake{name: "cpu"}, &fake{name: "gpu:0"}), cfg)
+	if err != nil || len(r.Cases) != 2*len(planSeqs) {
+		t.Fatalf("%v, %d plans", err, len(r.Cases))
+	}
+	c := r.Cases[len(r.Cases)-1]
+	if c.Backend != "gpu:0" || c.Status != report.NotRun || c.SeqK != 4096 || c.Plan == nil || c.Plan.Path != "pretended" ||
+		c.Plan.Pairs != 2*4096*4097/2 || c.FLOPs != c.Plan.FLOPs || c.MedianS != nil {
+		t.Errorf("%+v", c)
+	}
+	fail(&r.Cases[0], kernels.ErrUnsupported)
+	r.Cases[0].Plan = nil
+	wantText(t, r.WriteTable, "D=4 f32 causal\n\ncpu · pretended · fake v1 ·", "      256   not run: not supported", "\ngpu:0 · pretended",
+		"     4096   pretended\n", "\n            16781312 visible pairs, moves ", "\nnpu · none\n")
+	if _, err := Plans(t.Context(), nil, of(Series{Case: report.Case{Dim: -1}})); err == nil {
+		t.Error("a negative head size has plans")
+	}
+}
+
+func TestNoClockNoKernelTime(t *testing.T) {
+	be := &device{roofed: roofed{fake: fake{name: "gpu:0"}, peak: 1e12, read: 1e12}, launch: time.Second}
+	r := runOn(t, small(16), be)
+	c := r.Cases[0]
+	if c.Status != report.OK || c.KernelS != nil || c.Bound != report.BoundLaunch || *c.PercentOfBound != 100 / *c.MedianS {
+		t.Errorf("kernel %v, bound %q, %v%%", c.KernelS, c.Bound, *c.PercentOfBound)
+	}
+	var out strings.Builder
+	if err := r.WriteTable(&out); err != nil || strings.Contains(out.String(), "kernel   GFLOP/s") || !strings.Contains(out.String(), "1000000 launch") {
+		t.Errorf("%v, the table:\n%s", err, &out)
 	}
 }

@@ -12,7 +12,10 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -111,4 +114,42 @@ func writeAPI(to *bytes.Buffer, dir string) error {
 	}
 	to.WriteByte('\n')
 	return nil
+}
+
+// TestModules lists the modules that programs without a GPU download, those that import any of
+// kernels, the packages below it and cpu. go mod tidy loads the packages that a program needs and
+// the imports of their tests, but not the tests of packages that only tests import. Tests in other
+// modules are not looked at here. The GPU's libraries have 137 MB: tests that need one are in
+// kernels/internal/fronttest, which nothing imports, in gpu, bench and cmd.
+func TestModules(t *testing.T) {
+	want := []string{"github.com/sbinet/npyio", "github.com/seed90331342/attn", "github.com/x448/float16", "go.uber.org/goleak",
+		"golang.org/x/sys", "gonum.org/v1/gonum", "pgregory.net/rapid"}
+	var got []string
+	for _, system := range []string{"linux", "windows", "darwin"} { // tidy loads the files of all systems
+		list := func(arguments ...string) []string {
+			cmd := exec.Command("go", append([]string{"list", "-deps"}, arguments...)...)
+			cmd.Env, cmd.Stderr = append(os.Environ(), "GOOS="+system, "GOARCH=amd64", "CGO_ENABLED=0"), os.Stderr
+			out := must.Get(cmd.Output())(must.In(t, "%v", cmd))
+			return strings.Fields(string(out))
+		}
+		needed := list("-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", ".", "./kvcache", "./nn", "./npy", "./safetensors", "../cpu")
+		got = append(got, list(append([]string{"-test", "-f", "{{with .Module}}{{.Path}}{{end}}"}, needed...)...)...)
+	}
+	slices.Sort(got)
+	if got = slices.Compact(got); !slices.Equal(got, want) {
+		t.Errorf("programs need the modules\n%v, should need\n%v", got, want)
+	}
+}
+
+// TestReadmeHoldsTheExample: README contains the program of Example, which also imports gpu
+// there: see TestModules.
+func TestReadmeHoldsTheExample(t *testing.T) {
+	example := must.Get(os.ReadFile("example_test.go"))(t)
+	readme := must.Get(os.ReadFile("../README.md"))(t)
+	want := strings.NewReplacer("package kernels_test", "package main", "func Example()", "func main()",
+		" // and attn/gpu, for a GPU\n", "\n\t_ \"github.com/seed90331342/attn/gpu\"\n").Replace(string(example))
+	want = regexp.MustCompile(`(?m)^\t// Output: (.*)$`).ReplaceAllString(want, "\t// prints $1")
+	if !strings.Contains(string(readme), "```go\n"+want+"```") {
+		t.Errorf("README.md does not hold this program:\n%s", want)
+	}
 }

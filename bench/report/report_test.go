@@ -8,7 +8,9 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -16,7 +18,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -230,4 +231,108 @@ func TestReadRefuses(t *testing.T) {
 		}
 	}
 	must.Fail(t, "a file that cannot be read", must.Err(Read(iotest.ErrReader(os.ErrPermission))), os.ErrPermission)
+}
+
+func TestBound(t *testing.T) {
+	for _, tc := range []struct {
+		why          string
+		flops, bytes int64
+		peak, read   float64
+		launch       float64
+		want         Bound
+	}{
+		{"prefill", 1e9, 1e6, 100e9, 10e9, 1e-5, BoundFMA},
+		{"decoding", 1e6, 1e6, 100e9, 10e9, 1e-5, BoundRead},
+		{"both at once", 10e6, 1e6, 100e9, 10e9, 0, BoundFMA},
+		{"a short call", 1e6, 1e6, 100e9, 10e9, 1e-3, BoundLaunch},
+		{"a short call, no bandwidth", 1e6, 1e6, 100e9, 0, 1e-3, BoundLaunch},
+		{"no bandwidth", 1e6, 1e6, 100e9, 0, 0, BoundFMA},
+		{"no peak", 1e6, 1e6, 0, 10e9, 1e-3, ""},
+		{"nothing", 1e6, 1e6, 0, 0, 0, ""},
+	} {
+		m := Measurement{Rates: Rates{FLOPs: tc.flops, Bytes: tc.bytes, CeilingGFLOPS: Positive(tc.peak / 1e9), CeilingGBS: Positive(tc.read / 1e9), LaunchS: Positive(tc.launch)}}
+		if m.findBound(); m.Bound != tc.want {
+			t.Errorf("%s: %q, want %q", tc.why, m.Bound, tc.want)
+		}
+	}
+}
+
+// The interval of the comparison with the stages is that of the ratios in the rounds, from which load that
+// slows both down cancels.
+func TestStagesInterval(t *testing.T) {
+	m := sample().Cases[0]
+	m.Rounds = nil
+	for i, ratio := range []float64{2, 2.1, 1.9, 2.2, 1.8, 2.05} {
+		call := 1e-3 * float64(1+i) // ever slower
+		m.Rounds = append(m.Rounds, Round{TimesS: []float64{call}, StagesS: Figure(call * ratio)})
+	}
+	m.Derive()
+	want := 50 * (2.2 - 1.8) / 2.025 // six values cover the median between the smallest and the largest
+	if m.StagesPercent == nil || math.Abs(*m.StagesPercent-want) > 1e-9 {
+		t.Errorf("%v, want %v", m.StagesPercent, want)
+	}
+	m.Rounds = m.Rounds[1:]
+	if m.Derive(); m.StagesPercent != nil {
+		t.Errorf("five rounds: %v, want none", *m.StagesPercent)
+	}
+}
+
+// benchstat reads two files of Go benchmark lines and finds the case that became
+// slower, by name.
+func TestBenchstatReadsGoBench(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds benchstat")
+	}
+	dir := t.TempDir()
+	write := func(name string, factor float64) string {
+		r := sample()
+		c := &r.Cases[0]
+		c.Rounds = nil
+		for i := range 10 {
+			x := 0.0012 * factor * (1 + 0.001*float64(i))
+			c.Rounds = append(c.Rounds, Round{TimesS: []float64{x, x}, CeilingGFLOPS: c.CeilingGFLOPS})
+		}
+		path := filepath.Join(dir, name)
+		f := must.Get(os.Create(path))(t)
+		must.Do(t, errors.Join(r.WriteGoBench(f), f.Close()))
+		return path
+	}
+	out, err := exec.CommandContext(t.Context(), "go", "tool", "benchstat", write("old", 1), write("new", 1.1)).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, want := range []string{
+		`cpu: Some CPU`, `goos: linux`, `device: cpu · Some CPU · gonum v0\.17\.0`,
+		`Attention/backend=cpu/variant=fused/f32/b1h8s256d64/kv2/causal-2 +1\.20\dm ± 0% +1\.3[12]\dm ± 0% +\+10\.\d+% \(p=0\.000 n=10\)`,
+		`GFLOP/s`, `%ceiling`,
+	} {
+		if !regexp.MustCompile(want).Match(out) {
+			t.Errorf("benchstat does not print %q:\n%s", want, out)
+		}
+	}
+}
+
+// What was not measured, or is wrong, has no line.
+func TestGoBenchLines(t *testing.T) {
+	r := sample()
+	for i := range r.Cases {
+		r.Cases[i].Rounds = []Round{{TimesS: []float64{0.002}, CeilingGBS: new(45.5), LaunchS: new(1e-3)}}
+	}
+	var text strings.Builder
+	must.Do(t, r.WriteGoBench(&text))
+	var lines []string
+	for l := range strings.Lines(text.String()) {
+		if strings.HasPrefix(l, "Benchmark") {
+			lines = append(lines, strings.TrimSpace(l))
+		}
+	}
+	want := []string{
+		"BenchmarkAttention/backend=cpu/variant=fused/f32/b1h8s256d64/kv2/causal-2 1 2000000.0 ns/op 33.5544 GFLOP/s 0.196608 GB/s 3 allocs/op",
+		"BenchmarkAttention/backend=cpu/variant=fused/f32/b1h8s65536d64/kv2/causal-2 1 2000000.0 ns/op 2.19902e+06 GFLOP/s 0 GB/s 1234 allocs/op",
+		"BenchmarkAttention/backend=cpu/variant=fused/f32/b1h8s32768d64/kv2/causal-2 1 2000000.0 ns/op 33.5544 GFLOP/s 16.7793 GB/s 36.8775 %ceiling 0 allocs/op",
+		"BenchmarkAttention/backend=gpu:0/variant=fused/f32/b1h8s64d64/kv2/causal 1 2000000.0 ns/op 2.09715 GFLOP/s 0.196608 GB/s 50 %ceiling 9 allocs/op",
+	}
+	if strings.Join(lines, "\n") != strings.Join(want, "\n") {
+		t.Errorf("the lines are\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
 }

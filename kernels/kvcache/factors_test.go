@@ -140,3 +140,16 @@ func TestFactorsRefuse(t *testing.T) {
 	q := must.Get(dev.Alloc(t.Context(), kernels.F32, kernels.Shape{1, 3, 1, 8}))(t)
 	must.Fail(t, "heads", must.Err(x.Attention(t.Context(), q, kvcache.CallOptions{})), kernels.ErrShape, "q has 3 heads, they must be a multiple of the cache's 2")
 }
+
+// TestHadamardRefuses checks the error of head sizes without a matrix.
+func TestHadamardRefuses(t *testing.T) {
+	dev := onCPU(t, cpu.Options{})
+	for size, c := range map[string]kvcache.Config{
+		"48":   {Dim: 48, ValueDim: 64},
+		"80":   {Dim: 64, ValueDim: 80},
+		"8192": {Dim: 8192},
+	} {
+		c.Capacity, c.Hadamard = 4, true
+		must.Fail(t, size, must.Err(kvcache.New(t.Context(), dev, c)), kernels.ErrOption, "head size "+size+" has no Hadamard matrix, it must be a power of two up to 4096")
+	}
+}

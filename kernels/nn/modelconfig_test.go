@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -316,5 +318,29 @@ func TestParseConfigRefuses(t *testing.T) {
 		{`{"model_type": "smollm3", ` + sizes + `, "no_rope_layers": [1]}`, kernels.ErrFile, []string{"the number of no_rope_layers is 1"}},
 	} {
 		must.Fail(t, c.text, must.Err(nn.ParseConfig([]byte(c.text))), c.want, append(c.texts, "model config: ")...)
+	}
+}
+
+// TestModelsPage: the table of docs/models.md has the families that ParseConfig reads and no others, and each row has a
+// program.
+func TestModelsPage(t *testing.T) {
+	page := string(must.Get(os.ReadFile("../../docs/models.md"))(t))
+	err := must.Err(nn.ParseConfig([]byte(`{"model_type": "none"}`)))
+	_, list, _ := strings.Cut(err.Error(), "one of ")
+	var read, rows []string
+	for _, m := range regexp.MustCompile(`"(\w+)"`).FindAllStringSubmatch(list, -1) {
+		read = append(read, m[1])
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\| [^|\n]*\(([^|\n]*)\)[^|\n]* \|(.*)$`).FindAllStringSubmatch(page, -1) {
+		for _, family := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(m[1], -1) {
+			rows = append(rows, family[1])
+		}
+		if !strings.Contains(m[2], "](../kernels/nn/example_") {
+			t.Errorf("docs/models.md has a row without a program: %s", m[0])
+		}
+	}
+	slices.Sort(rows)
+	if rows = slices.Compact(rows); len(read) == 0 || !slices.Equal(rows, read) {
+		t.Errorf("the rows of docs/models.md are of %q, ParseConfig reads %q", rows, read)
 	}
 }

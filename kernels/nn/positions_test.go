@@ -106,3 +106,144 @@ func TestChunksOfAToken(t *testing.T) {
 		}
 	}
 }
+
+// TestAxesInACache compares a prompt with an image, and two tokens after it one by one, over a cache with all tokens at
+// once. A token of the prompt has a position on each of three axes; the tokens after it continue at 1 + the largest of
+// all (Wang et al. 2024, Qwen2-VL). TestSections compares the angles, and the conformance suite layers with angles.
+func TestAxesInACache(t *testing.T) {
+	const model, heads, kvHeads, dim, prompt, tokens = 12, 4, 2, 8, 10, 12
+	// Two tokens of text, six of an image of 2 by 3, two of text; then the tokens after the prompt.
+	positions := [3][tokens]int{
+		{0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7, 8},
+		{0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8},
+		{0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8},
+	}
+	dev, ctx := onCPU(t), t.Context()
+	x := random(t, dev, 1, 1, 1, tokens, model)
+	for _, c := range []struct {
+		name string
+		rope nn.RoPE
+	}{
+		{"adjacent", nn.RoPE{Base: 100, Sections: []int{2, 1, 1}}},
+		{"interleaved", nn.RoPE{Base: 100, Sections: []int{2, 1, 1}, SectionsInterleaved: true}},
+	} {
+		config := nn.MultiHeadConfig{Model: model, Heads: heads, KVHeads: kvHeads, HeadDim: dim, RoPE: &c.rope}
+		w := must.Get(config.Initialise(nn.Initialiser{Seed: 4}))(t)
+		l := must.Get(nn.NewMultiHeadAttention(ctx, dev, config, w))(t)
+		t.Cleanup(l.Release)
+		cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{KVHeads: kvHeads, Dim: dim, Capacity: tokens}))(t)
+		t.Cleanup(cache.Release)
+		apply := func(lo, hi int, opt nn.MultiHeadOptions) []float32 {
+			y := must.Get(l.Apply(ctx, must.Get(x.Slice(kernels.Seq, lo, hi))(t), opt))(t)
+			defer y.Release()
+			return must.Get(dev.ToFloat32(ctx, y.O))(t)
+		}
+		angles := func(n int) kernels.Angles {
+			var axes [][][]int
+			for _, p := range positions {
+				axes = append(axes, [][]int{p[:n]})
+			}
+			a := must.Get(c.rope.AnglesOfAxes(ctx, dev, dim, axes))(t)
+			t.Cleanup(a.Release)
+			return a
+		}
+		got := apply(0, prompt, nn.MultiHeadOptions{Cache: cache, Angles: angles(prompt)})
+		for i := prompt; i < tokens; i++ {
+			got = append(got, apply(i, i+1, nn.MultiHeadOptions{Cache: cache, Positions: [][]int{{positions[0][i]}}})...)
+		}
+		want := apply(0, tokens, nn.MultiHeadOptions{Options: kernels.Options{Causal: true}, Angles: angles(tokens)})
+		largest := float64(max(slices.Max(want), -slices.Min(want)))
+		for i, y := range want {
+			// Four products follow each other, of at most 32 terms, as in TestFamilies: 2^-17 of the largest output.
+			if !(math.Abs(float64(got[i]-y)) <= 0x1p-17*largest) {
+				t.Fatalf("%s: y[%d] of token %d is %v, should be %v, the largest is %v", c.name, i%model, i/model, got[i], y, largest)
+			}
+		}
+	}
+}
+
+// A layer attends from a tree of tokens, whether it or its cache rotates them, with the bits of its
+// steps one by one. TestTree of kvcache compares trees with the paths in them.
+func TestLayerOfATree(t *testing.T) {
+	dev, ctx := onCPU(t), t.Context()
+	const before, n, dim = 5, 4, 4
+	config := nn.MultiHeadConfig{Model: 12, Heads: 4, KVHeads: 2, HeadDim: dim}
+	rope := &nn.RoPE{Base: 100}
+	positions := [][]int{{before, before + 1, before + 1, before + 2}} // of a root with two children, one of which has a child
+	opt := nn.MultiHeadOptions{Positions: positions, MaskLast: true}
+	opt.Mask = must.Get(kernels.HostBool([]bool{
+		true, false, false, false,
+		true, true, false, false,
+		true, false, true, false,
+		true, false, true, true,
+	}, kernels.Shape{1, 1, n, n}))(t)
+	prompt, tree := random(t, dev, 1, 1, 1, before, config.Model), random(t, dev, 2, 1, 1, n, config.Model)
+	w := must.Get(config.Initialise(nn.Initialiser{Seed: 3}))(t)
+
+	newCache := func(r kvcache.Rotary) *kvcache.Cache {
+		cache := must.Get(kvcache.New(ctx, dev, kvcache.Config{KVHeads: config.KVHeads, Dim: dim, Capacity: before + n, RoPE: r}))(t)
+		t.Cleanup(cache.Release)
+		return cache
+	}
+	var got [2][]float32
+	for i, turns := range []bool{false, true} { // the cache
+		c, cache := config, newCache(nil)
+		if c.RoPE = rope; turns {
+			c.RoPE, cache = nil, newCache(rope)
+		}
+		l := must.Get(nn.NewMultiHeadAttention(ctx, dev, c, w))(t)
+		t.Cleanup(l.Release)
+		first := must.Get(l.Apply(ctx, prompt, nn.MultiHeadOptions{Cache: cache}))(t)
+		first.Release()
+		o := opt
+		o.Cache = cache
+		r := must.Get(l.Apply(ctx, tree, o))(t)
+		got[i] = must.Get(dev.ToFloat32(ctx, r.O))(t)
+		r.Release()
+	}
+
+	// By hand.
+	project := func(x, w kernels.Tensor, heads int) kernels.Tensor { // [1, heads, rows, dim]
+		rows := x.Shape()[kernels.Seq]
+		y := must.Get(dev.Alloc(ctx, kernels.F32, kernels.Shape{1, 1, rows, heads * dim}))(t)
+		must.Do(t, dev.Project(ctx, y, x, w, kernels.Tensor{}))
+		return must.Get(y.View(kernels.Shape{1, heads, rows, dim}, kernels.Strides{rows * heads * dim, dim, heads * dim, 1}, 0))(t)
+	}
+	cache, kvHeads := newCache(rope), config.KVHeads
+	must.Do(t, cache.Append(ctx, project(prompt, w.Wk, kvHeads), project(prompt, w.Wv, kvHeads), nil))
+	q, k, v := project(tree, w.Wq, config.Heads), project(tree, w.Wk, kvHeads), project(tree, w.Wv, kvHeads)
+	must.Do(t, cache.AppendAt(ctx, k, v, nil, positions))
+	r := must.Get(cache.Attention(ctx, q, kvcache.CallOptions{Options: opt.Options, Positions: positions, MaskLast: true}))(t)
+	joined := must.Get(dev.Alloc(ctx, kernels.F32, kernels.Shape{1, 1, n, config.Heads * dim}))(t)
+	heads := must.Get(joined.View(r.O.Shape(), kernels.Strides{n * config.Heads * dim, dim, config.Heads * dim, 1}, 0))(t)
+	must.Do(t, dev.Copy(ctx, []kernels.Tensor{heads}, []kernels.Tensor{r.O}))
+	y := must.Get(dev.Alloc(ctx, kernels.F32, tree.Shape()))(t)
+	must.Do(t, dev.Project(ctx, y, joined, w.Wo, kernels.Tensor{}))
+	want := must.Get(dev.ToFloat32(ctx, y))(t)
+	for i := range got {
+		if !slices.Equal(got[i], want) {
+			t.Errorf("the cache rotates %v: %v, want %v", i == 1, got[i], want)
+		}
+	}
+
+	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 12, Heads: 4, KVHeads: 2, RoPE: &nn.RoPE{Dim: 2}})
+	angles := must.Get(rope.Angles(ctx, dev, 2, positions))(t)
+	defer angles.Release()
+	pool := must.Get(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: 2, Dim: 3, Pages: 2, Window: 8}))(t)
+	defer pool.Release()
+	windowed := pool.Batch(must.Get(pool.NewSequence())(t))
+	for _, c := range []struct {
+		opt  nn.MultiHeadOptions
+		want error
+		text string
+	}{
+		{nn.MultiHeadOptions{Positions: [][]int{{1, 2}}}, kernels.ErrShape, "positions[0] has 2 numbers, it must have one for each of the 4 rows of x"},
+		{nn.MultiHeadOptions{Positions: make([][]int, 3)}, kernels.ErrShape, "positions has 3 lists"},
+		{nn.MultiHeadOptions{Positions: positions, Angles: angles}, kernels.ErrOption, "Positions and Angles are both set"},
+		{nn.MultiHeadOptions{MaskLast: true}, kernels.ErrOption, "MaskLast is set without a Cache"},
+		{nn.MultiHeadOptions{SharePrefix: true}, kernels.ErrOption, "SharePrefix is set without a Cache"},
+		{nn.MultiHeadOptions{Cache: windowed, SharePrefix: true}, kernels.ErrOption, "SharePrefix is set, but the cache has a window"},
+	} {
+		must.Fail(t, c.text, must.Err(l.Apply(ctx, tree, c.opt)), c.want, c.text)
+	}
+}

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
+	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -109,4 +112,75 @@ func TestWriteRefuses(t *testing.T) {
 		must.Fail(t, fmt.Sprintf("room for %d of %d bytes", n, size), w.WriteSafetensors(&full{n}), io.ErrShortWrite)
 	}
 	must.Pass(t, fmt.Sprintf("room for all %d bytes", size), w.WriteSafetensors(&full{size}))
+}
+
+// TestFactorsOfFiles loads the factors of a cache in fp8 under each name. The layer's keys are 3 times numbers of e4m3fn,
+// its values 5 times, or 3 times where a file has one factor, up to more than 448: with the factors the cache stores them
+// exactly, and outputs are those of a call without a cache. A cache in f32 has no factors and the same outputs.
+func TestFactorsOfFiles(t *testing.T) {
+	const d, tokens = 4, 3
+	q := []float32{0x1p-9, -0x1p-10, 0x1p-8, 0, 0x1p-9, 0x1p-9, -0x1p-9, 0x1p-8, -0x1p-10, 0x1p-9, 0x1p-9, 0x1p-9}
+	k := []float32{3 * 448, 3 * 13, 3 * 0.5, -3 * 208, 3 * 26, -3 * 416, 3 * 320, 3 * 1.125, -3 * 240, 3 * 288, 0, 3 * 15}
+	numbers := []float32{448, -0x1p-9, 1, 72, -384, 11, 3.5, 0, 176, 448, -7, 0.0625}
+	// x has q, k and v of a token next to each other, and the projections pick them.
+	c := nn.MultiHeadConfig{Model: 3 * d, HeadDim: d}
+	tensors := map[string]stored{"a.o_proj.weight": {"F32", []int{3 * d, d}, make([]float32, 3*d*d)}}
+	for i, name := range []string{"a.q_proj.weight", "a.k_proj.weight", "a.v_proj.weight"} {
+		s := stored{"F32", []int{d, 3 * d}, make([]float32, 3*d*d)}
+		for e := range d {
+			s.data[e*3*d+i*d+e], tensors["a.o_proj.weight"].data[e*d+e] = 1, 1
+		}
+		tensors[name] = s
+	}
+	dev := onCPU(t)
+	for _, names := range [][2]string{{"k_proj.k_scale", "v_proj.v_scale"}, {"qkv_proj.k_scale", "qkv_proj.v_scale"}, {"attn.k_scale", "attn.v_scale"},
+		{"k_scale", "v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"kv_scale", "kv_scale"}} {
+		factor := float32(5)
+		if names[0] == names[1] {
+			factor = 3
+		}
+		var x, v []float32
+		for _, number := range numbers {
+			v = append(v, factor*number)
+		}
+		for i := 0; i < tokens*d; i += d {
+			x = slices.Concat(x, q[i:i+d], k[i:i+d], v[i:i+d])
+		}
+		want := must.Get(dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: tokens, SeqK: tokens, Dim: d}, kernels.BHSD, q, k, v, kernels.Options{Causal: true}))(t)
+		file := map[string]stored{"a." + names[0]: {"F32", []int{}, []float32{3}}, "a." + names[1]: {"BF16", []int{1}, []float32{factor}}}
+		maps.Copy(file, tensors)
+		content := safetensors(file)
+		w := must.Get(c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "a."))(t)
+		content = written(t, w)
+		w = must.Get(c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), ""))(t)
+		layer := must.Get(nn.NewMultiHeadAttention(t.Context(), dev, c, w))(t)
+		defer layer.Release()
+		for _, dtype := range []kernels.DType{kernels.F8, kernels.F32} {
+			shape := layer.CacheConfig(dtype)
+			if shape.Capacity = tokens; shape.KScale.IsZero() != (dtype == kernels.F32) || shape.VScale.IsZero() != (dtype == kernels.F32) {
+				t.Errorf("%s, %v: the config is %v", names, dtype, shape)
+			}
+			cache := must.Get(kvcache.New(t.Context(), dev, shape))(t)
+			defer cache.Release()
+			y, _, err := layer.ApplyFloat32(t.Context(), x, 1, nn.MultiHeadOptions{Cache: cache})
+			must.Do(t, err)
+			for i, o := range want {
+				// A score adds up products of less than 4 in magnitude, so it is off by less than 2^6 roundings of 2^-24,
+				// and so is each weight. Values are less than 2^12.
+				if got := y[i/d*3*d+i%d]; !(math.Abs(float64(got-o)) <= 0x1p-5) {
+					t.Errorf("%s, %v: element %d of row %d is %v, should be %v", names, dtype, i%d, i/d, got, o)
+				}
+			}
+		}
+	}
+	for _, bad := range []float32{0, -1, float32(math.NaN())} {
+		w := must.Get(c.Initialise(nn.Initialiser{}))(t)
+		w.VScale = must.Get(kernels.HostF32([]float32{bad}, kernels.Shape{1, 1, 1, 1}))(t)
+		layer := must.Get(nn.NewMultiHeadAttention(t.Context(), dev, c, w))(t)
+		defer layer.Release()
+		shape := layer.CacheConfig(kernels.F8)
+		shape.Capacity = 1
+		text := fmt.Sprintf("VScale has a factor of %v, it must be from 2^-100 to 2^100", bad)
+		must.Fail(t, text, must.Err(kvcache.New(t.Context(), dev, shape)), kernels.ErrOption, text)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -173,4 +174,115 @@ func TestResumeOfAnotherCall(t *testing.T) {
 		resume("packed sequences", prepare(t, dev, packed, packed, packed, kernels.Options{CuQ: []int{0, 1}}), own, kernels.ErrUnsupported, "cannot be resumed")
 		resume("weights", prepare(t, dev, x, x, x, kernels.Options{Weights: true}), own, kernels.ErrUnsupported, "cannot be resumed")
 	})
+}
+
+// TestListsOnDevice: lists go from Index to a prepared call on the device, in which many heads read the keys of one. On
+// the CPU the second run has other lists in the same memory.
+func TestListsOnDevice(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		const rows, keys, heads = 3, 60, 40
+		ctx, rng := t.Context(), rand.New(rand.NewPCG(5, 6))
+		tensor := func(s ...int) kernels.Tensor {
+			x := make([]float32, kernels.Shape(s).Elements())
+			for i := range x {
+				x[i] = float32(rng.NormFloat64())
+			}
+			return must.Get(dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape(s)))(t)
+		}
+		opt := kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true}
+		w := tensor(1, 1, rows, 2)
+		index := must.Get(dev.Index(ctx, tensor(1, 2, rows, 8), tensor(1, 1, keys, 8), w, 9, kernels.Options{Causal: true, Align: kernels.LowerRight}))(t)
+		chosen := must.Get(dev.ToInt32(ctx, index.Tensor))(t)
+		for n, key := range chosen {
+			if key < 0 || int(key) > keys-rows+n/9 {
+				t.Fatalf("index %d of [%d, 9] is %d, which the row does not see", n, rows, key)
+			}
+		}
+		opt.KeyIndices = index
+		if dev.Info().Name == "cpu" { // its tensors are host memory
+			host := must.Get(kernels.Host(chosen, kernels.I32, kernels.Shape{1, 1, rows, 9}))(t)
+			opt.KeyIndices = &kernels.KeyIndices{Tensor: host}
+		}
+		call := must.Get(dev.Prepare(tensor(1, heads, rows, 24), tensor(1, 1, keys, 24), tensor(1, 1, keys, 16), opt))(t)
+		for run := range 2 {
+			plan := must.Get(call.Plan(ctx))(t)
+			if pairs := int64(heads * rows * 9); plan.Pairs != pairs {
+				t.Errorf("run %d: the plan has %d pairs, want %d", run, plan.Pairs, pairs)
+			}
+			must.Do(t, call.Warmup(ctx))
+			r := must.Get(call.Run(ctx))(t)
+			check(t, fmt.Sprintf("run %d", run), call, r, heads*rows)
+			r.Release()
+			for i := range chosen { // not the lists of a GPU
+				chosen[i] = (chosen[i] + 7) % keys
+			}
+		}
+	})
+}
+
+// warmer records the calls of Warmup.
+type warmer struct {
+	differentiator
+	calls     []backend.Call
+	weights   []bool
+	gradients []backend.Gradients
+	err       error
+}
+
+type differentiator interface {
+	backend.Backend
+	backend.Differentiator
+}
+
+func (w *warmer) WarmupBackward(_ context.Context, g *backend.Gradients) error {
+	w.gradients = append(w.gradients, *g)
+	return w.err
+}
+
+func (w *warmer) Warmup(_ context.Context, weights bool, calls ...*backend.Call) error {
+	for _, c := range calls {
+		w.calls, w.weights = append(w.calls, *c), append(w.weights, weights)
+	}
+	return w.err
+}
+
+func TestWarmup(t *testing.T) {
+	dev := onCPU(t)
+	meta := func(heads, seq, dim int) kernels.Tensor {
+		return must.Get(kernels.Meta(kernels.F16, kernels.Shape{2, heads, seq, dim}))(t)
+	}
+	q, k, v := meta(4, 3, 8), meta(2, 9, 8), meta(2, 9, 5)
+	must.Pass(t, "a backend that has nothing to compile", prepare(t, dev, q, k, v, kernels.Options{}).Warmup(t.Context()))
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	must.Fail(t, "cancelled", prepare(t, dev, q, k, v, kernels.Options{}).Warmup(done), context.Canceled)
+	w := &warmer{differentiator: dev.Backend().(differentiator)}
+	warm := kernels.NewDevice(w)
+	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || len(w.calls) > 0 {
+		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
+	}
+	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {Weights: true}} {
+		must.Do(t, prepare(t, warm, q, k, v, opt).Warmup(t.Context()))
+		n := len(w.calls) - 1
+		c := w.calls[n]
+		if c.O.Shape() != (kernels.Shape{2, 4, 3, 5}) || c.O.DType() != kernels.F16 || c.LSE.IsZero() == opt.LSE || w.weights[n] != opt.Weights {
+			t.Errorf("%+v: warmed o %v %v, lse %v, weights %v", opt, c.O.DType(), c.O.Shape(), c.LSE.Shape(), w.weights[n])
+		}
+	}
+	if w.calls[0].Visible.Right != 0 {
+		t.Errorf("the call that was warmed up is not causal: %+v", w.calls[0].Visible)
+	}
+	call := prepare(t, warm, q, k, v, kernels.Options{Sinks: make([]float32, 4), LSE: true})
+	for _, want := range []kernels.Gradients{call.Gradients().Operands(), call.Gradients()} {
+		must.Do(t, call.WarmupBackward(t.Context(), want))
+		g := w.gradients[len(w.gradients)-1]
+		if g.DQ.DType() != kernels.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() != want.Sinks.IsZero() || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
+			t.Errorf("%+v: warmed %+v", want, g)
+		}
+	}
+	plain := prepare(t, dev, q, k, v, kernels.Options{})
+	must.Pass(t, "gradients on a backend that has nothing to compile", plain.WarmupBackward(t.Context(), plain.Gradients()))
+	w.err = kernels.ErrUnsupported
+	must.Fail(t, "the backend's error", prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()), kernels.ErrUnsupported)
+	must.Fail(t, "the backend's error for gradients", prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), plain.Gradients().Operands()), kernels.ErrUnsupported)
 }

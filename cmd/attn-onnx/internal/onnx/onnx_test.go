@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
@@ -217,3 +218,5 @@ func TestONNXCompare(t *testing.T) {
 		}
 	}
 }
+
+var attn, _, mustFail = clitest.Named(cli.Program{Name: "attn-onnx", Grammar: func() any { return &Command{} }})

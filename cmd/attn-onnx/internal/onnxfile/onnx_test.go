@@ -1,19 +1,26 @@
 package onnxfile
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/testing/protocmp"
-
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
 )
 
 // wireMessage encodes fields without the package's own code.
@@ -257,4 +264,100 @@ func whole(t *testing.T, x *Tensor) {
 			t.Fatalf("element %d is %v and %d", i, at, x.Int(i))
 		}
 	}
+}
+
+// field returns a field of bytes.
+func field(number protowire.Number, content []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), content)
+}
+
+// TestManyNodes: empty nodes take 2 bytes of a file each, and hundreds of bytes of memory.
+func TestManyNodes(t *testing.T) {
+	must.Fail(t, fmt.Sprintf("%d nodes", maxMessages+1), must.Err(DecodeModel(field(7, bytes.Repeat(field(1, nil), maxMessages+1)))), ErrUnsupported)
+	must.Fail(t, fmt.Sprintf("%d texts", maxMessages+1), must.Err(DecodeTensor(bytes.Repeat(field(6, nil), maxMessages+1))), ErrUnsupported)
+}
+
+// TestDecodeAsksForMemory decodes the forms of numbers that take the most memory for their
+// bytes: no more than what was asked for.
+func TestDecodeAsksForMemory(t *testing.T) {
+	const n = 1 << 20
+	number := func(field protowire.Number) []byte {
+		return append(protowire.AppendTag(nil, field, protowire.VarintType), 1)
+	}
+	for _, c := range []struct {
+		name string
+		data []byte
+	}{
+		{"raw data", field(9, make([]byte, n))},
+		{"packed int32", field(5, make([]byte, n))},
+		{"int32, each with its tag", bytes.Repeat(number(5), n)},
+		{"packed int64", field(7, make([]byte, n))},
+		{"int64, each with its tag", bytes.Repeat(number(7), n)},
+		{"packed f32", field(4, make([]byte, n))},
+		{"lengths", field(1, make([]byte, n))},
+		{"an unknown field", field(1000, make([]byte, n))},
+	} {
+		stop := backend.FailMemory(1)
+		must.Fail(t, fmt.Sprintf("%s: without memory", c.name), must.Err(DecodeTensor(c.data)), kernels.ErrMemory)
+		stop()
+		head := append(append(protowire.AppendTag(nil, 2, protowire.VarintType), 7), c.data...) // int64
+		_, most := measure(head, (&TensorProto{}).ProtoReflect().Descriptor())
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := DecodeTensor(head)
+		runtime.ReadMemStats(&after)
+		if got := int64(after.TotalAlloc - before.TotalAlloc); got > most+1<<16 {
+			t.Errorf("%s: %d bytes were allocated, %d were asked for (%v)", c.name, got, most, err)
+		}
+	}
+}
+
+// TestGenerated compares the messages and fields of onnx.pb.go with those of onnx.proto, so
+// that it fails when one was changed without the other.
+func TestGenerated(t *testing.T) {
+	schema := must.Get(os.ReadFile("onnx.proto"))(t)
+	var want []string
+	message := ""
+	messageLine := regexp.MustCompile(`^message (\w+) {`)
+	fieldLine := regexp.MustCompile(`^  (?:(repeated|optional) )?(\w+) (\w+) = (\d+);`)
+	for line := range strings.Lines(string(schema)) {
+		if m := messageLine.FindStringSubmatch(line); m != nil {
+			message = m[1]
+			want = append(want, message)
+		}
+		if f := fieldLine.FindStringSubmatch(line); f != nil {
+			want = append(want, fmt.Sprintf("%s.%s: %t %s = %s", message, f[3], f[1] == "repeated", f[2], f[4]))
+		}
+	}
+	var got []string
+	for _, m := range all(File_onnx_proto.Messages()) {
+		got = append(got, string(m.Name()))
+		for _, f := range all(m.Fields()) {
+			kind := f.Kind().String()
+			switch f.Kind() {
+			case protoreflect.MessageKind:
+				kind = string(f.Message().Name())
+			case protoreflect.EnumKind:
+				kind = string(f.Enum().Name())
+			}
+			got = append(got, fmt.Sprintf("%s.%s: %t %s = %d", m.Name(), f.Name(), f.IsList(), kind, f.Number()))
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("onnx.pb.go has\n%s\nonnx.proto has\n%s\nrun go generate", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// all returns the elements of a descriptor's list.
+func all[T any](list interface {
+	Len() int
+	Get(int) T
+}) []T {
+	var elements []T
+	for i := range list.Len() {
+		elements = append(elements, list.Get(i))
+	}
+	return elements
 }
