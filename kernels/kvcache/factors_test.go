@@ -1,7 +1,6 @@
 package kvcache_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -78,10 +77,7 @@ func TestFactors(t *testing.T) {
 				rope = &nn.RoPE{}
 			}
 			spread := c.spread && !plain
-			attend := func(batch interface {
-				Append(ctx context.Context, k, v kernels.Tensor, count []int) error
-				Attention(ctx context.Context, q kernels.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
-			}) []float32 {
+			attend := func(batch cache) []float32 {
 				must.Do(t, batch.Append(t.Context(), up(k, ks), up(v, vs), nil))
 				r := must.Get(batch.Attention(t.Context(), up(q, qs), kvcache.CallOptions{Options: kernels.Options{Scale: new(0x1p-20)}}))(t)
 				return must.Get(dev.ToFloat32(t.Context(), r.O))(t)

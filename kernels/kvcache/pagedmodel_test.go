@@ -369,18 +369,3 @@ func (m *model) check(t *rapid.T) {
 		t.Fatalf("%d pages are taken, should be %d to %d", taken, least, most)
 	}
 }
-
-// TestLastPageOfForks: when two forks are appended to in one call, the first gets a copy of
-// the page that they share, and the second keeps that page.
-func TestLastPageOfForks(t *testing.T) {
-	c := must.Get(kvcache.NewPaged(t.Context(), onCPU(t, cpu.Options{}), kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2}))(t)
-	defer c.Release()
-	a := must.Get(c.NewSequence())(t)
-	x := must.Get(kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 3, 4}))(t)
-	one := must.Get(x.Slice(kernels.Batch, 0, 1))(t)
-	must.Do(t, c.Batch(a).Append(t.Context(), one, one, nil))
-	b := must.Get(a.Fork())(t)
-	if err := c.Batch(a, b).Append(t.Context(), x, x, nil); err != nil || c.FreePages() != 0 {
-		t.Errorf("%d pages are free, %v: two sequences of 6 tokens take the two that there are", c.FreePages(), err)
-	}
-}

@@ -1,7 +1,6 @@
 package kvcache_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -20,17 +19,18 @@ func TestRotaryCache(t *testing.T) {
 	yarn := nn.RoPE{Scaling: &nn.Scaling{Kind: nn.ScalingYaRN, Factor: 8, OriginalMaxPositionEmbeddings: 4096}}
 	sections := yarn
 	sections.Sections = []int{2, 1, 1}
-	testRotaryCache(t, &nn.RoPE{Interleaved: true}, &nn.RoPE{Interleaved: true})
-	testRotaryCache(t, &sections, &yarn)
+	testRotaryCache(t, kernels.F32, &nn.RoPE{Interleaved: true}, &nn.RoPE{Interleaved: true})
+	testRotaryCache(t, kernels.F32, &sections, &yarn)
+	testRotaryCache(t, kernels.Q8, &yarn, &yarn)
 }
 
-func testRotaryCache(t *testing.T, inside, rope *nn.RoPE) {
+func testRotaryCache(t *testing.T, dtype kernels.DType, inside, rope *nn.RoPE) {
 	t.Helper()
 	const heads, dim, capacity = 2, 8, 700
 	dev, ctx := onCPU(t, cpu.Options{Threads: 1}), t.Context()
 	for _, batch := range []int{1, 2} {
 		rng := rand.New(rand.NewPCG(21, uint64(batch)))
-		config := kvcache.Config{Batch: batch, KVHeads: heads, Dim: dim, Capacity: capacity}
+		config := kvcache.Config{Batch: batch, KVHeads: heads, Dim: dim, Capacity: capacity, DType: dtype}
 		plain := must.Get(kvcache.New(ctx, dev, config))(t)
 		config.RoPE = inside
 		rotary := must.Get(kvcache.New(ctx, dev, config))(t)
@@ -84,9 +84,9 @@ func testRotaryCache(t *testing.T, inside, rope *nn.RoPE) {
 			q := tensor(rows)
 			got := must.Get(rotary.Attention(ctx, q, kvcache.CallOptions{}))(t)
 			want := must.Get(plain.Attention(ctx, rotated(q, from), kvcache.CallOptions{}))(t)
-			g, w := hostFloats(t, got), hostFloats(t, want)
+			g, w := must.Get(got.O.Float32s())(t), must.Get(want.O.Float32s())(t)
 			if !slices.Equal(g, w) {
-				t.Fatal(fmt.Errorf("batch %d, step %d of %d tokens at %v: %v, should be %v", batch, step, n, before, g[:4], w[:4]))
+				t.Fatalf("%v, batch %d, step %d of %d tokens at %v: %v, should be %v", dtype, batch, step, n, before, g[:4], w[:4])
 			}
 			if rng.IntN(8) == 0 {
 				b := rng.IntN(batch)
@@ -97,9 +97,4 @@ func testRotaryCache(t *testing.T, inside, rope *nn.RoPE) {
 			}
 		}
 	}
-}
-
-func hostFloats(t *testing.T, r kernels.Result) []float32 {
-	t.Helper()
-	return must.Get(r.O.Float32s())(t)
 }
