@@ -1,7 +1,6 @@
 package kernels
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -31,8 +30,8 @@ func halves(n, at int) [][]int32 {
 	return [][]int32{ids}
 }
 
-// TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the
-// largest of all weights, sorted.
+// TestTopWeightsInChunks: for every chunk size and every cut by options, the result is that of one chunk, which the conformance
+// suite compares with all weights.
 func TestTopWeightsInChunks(t *testing.T) {
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
@@ -47,6 +46,8 @@ func TestTopWeightsInChunks(t *testing.T) {
 		return must.Get(HostBool(data, s))(t)
 	}
 	q, k := tensor(Shape{b, h, sq, 8}), tensor(Shape{b, 2, sk, 8})
+	whole := weightChunk
+	defer func() { weightChunk = whole }()
 	for name, opt := range map[string]Options{
 		"plain":     {},
 		"causal":    {Causal: true, Prefix: []int{20}, KLen: []int{5, 50}},
@@ -55,33 +56,14 @@ func TestTopWeightsInChunks(t *testing.T) {
 		"dropout":   {Dropout: Dropout{P: 0.5, Seed: 4}, ALiBi: []float32{1, 2, 3, 4, 5, 6, 7, 8}},
 		"no weight": {KLen: []int{0, 0}},
 	} {
-		opt.Weights = true
-		all := must.Get(dev.Attention(t.Context(), q, k, k, opt))(t)
-		weights := must.Get(all.Weights.Float32s())(t)
-		var want Top
-		for r := 0; r < len(weights); r += sk {
-			row := weights[r : r+sk]
-			order := make([]int, sk)
-			for j := range order {
-				order[j] = j
-			}
-			slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(row[y], row[x]) })
-			for _, j := range order[:n] {
-				key := int32(j)
-				if row[j] == 0 {
-					key = -1
-				}
-				want.Keys, want.Weights = append(want.Keys, key), append(want.Weights, row[j])
-			}
-		}
-		for _, chunk := range []int{1, sk * 3, sk * h * 9, weightChunk} {
-			defer func(was int) { weightChunk = was }(weightChunk)
-			weightChunk, opt.Weights = chunk, false
+		want := must.Get(dev.TopWeights(t.Context(), q, k, n, opt))(t)
+		for _, weightChunk = range []int{1, sk * 3, sk * h * 9} {
 			got := must.Get(dev.TopWeights(t.Context(), q, k, n, opt))(t)
 			if !slices.Equal(got.Keys, want.Keys) || !slices.Equal(got.Weights, want.Weights) {
-				t.Errorf("%s, %d weights at a time: keys %v..., should be %v...", name, chunk, got.Keys[:4*n], want.Keys[:4*n])
+				t.Errorf("%s, %d weights at a time: keys %v..., should be %v...", name, weightChunk, got.Keys[:4*n], want.Keys[:4*n])
 			}
 		}
+		weightChunk = whole
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
+	"pgregory.net/rapid"
 )
 
 // cut slices t along an axis.
@@ -140,85 +141,108 @@ func TestSubcallsTogether(t *testing.T) {
 	must.Fail(t, "outputs over inputs", prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}), kernels.ErrOverlap)
 }
 
-// TestSoftmaxInRegions: Softmax alone takes prefix, segments and short masks.
-func TestSoftmaxInRegions(t *testing.T) {
-	each(t, func(t *testing.T, dev *kernels.Device) {
-		s := kernels.Shape{1, 2, 150, 16}
-		q, k := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s)
-		bits := make([]bool, 100)
-		for i := range bits {
-			bits[i] = i%3 > 0
+// visible is the documentation of Options in code: whether row i of batch b sees key j.
+func visible(o *kernels.Options, d kernels.Dims, b, i, j int) bool {
+	at := i + o.Offset[b%len(o.Offset)]
+	if o.Align == kernels.LowerRight {
+		at += d.SeqK - d.SeqQ
+	}
+	if o.KLen != nil && j >= o.KLen[b] || o.QSegments != nil && o.QSegments[b][i] != o.KSegments[b][j] {
+		return false
+	}
+	for _, s := range spansOf(o, b) {
+		if at >= s[0] && at < s[1] && j >= s[0] && j < s[1] {
+			return true
 		}
-		mask := must.Get(kernels.HostBool(bits, kernels.Shape{1, 1, 1, 100}))(t)
-		mask = must.Get(dev.Upload(t.Context(), mask))(t)
-		defer mask.Release()
-		opt := kernels.Options{Scale: new(0.25), Causal: true, Prefix: []int{90}, QSegments: segmentIDs(), Mask: mask}
-		attention := opt
-		attention.Weights = true
-		want := must.Get(dev.Attention(t.Context(), q, k, k, attention))(t)
-		defer want.Release()
-		w := must.Get(dev.QK(t.Context(), q, k))(t)
-		defer w.Release()
-		lse := upload(t, dev, make([]float32, 300), kernels.Shape{1, 2, 150, 1})
-		must.Do(t, dev.Softmax(t.Context(), w, lse, opt))
-		sameBits(t, "weights", dev, w, want.Weights)
-		check(t, "softmax", prepare(t, dev, q, k, k, attention), kernels.Result{O: want.O, LSE: lse, Weights: w}, 300)
-	})
+	}
+	if o.Window != nil && j < at-o.Window.Left {
+		return false
+	}
+	if o.Prefix != nil && j < o.Prefix[b] {
+		return true
+	}
+	return (!o.Causal || j <= at) && (o.Window == nil || j <= at+o.Window.Right)
 }
 
-// TestRegionsOfPages: prefix, segments and short masks yield the same bits over pools of pages
-// and over the same keys in one tensor.
-func TestRegionsOfPages(t *testing.T) {
-	each(t, func(t *testing.T, dev *kernels.Device) {
-		const pages, size, keys = 9, 16, 70
-		s, pool, own := kernels.Shape{2, 4, 70, 16}, kernels.Shape{pages, 2, size, 16}, kernels.Shape{2, 2, keys, 16}
-		table := [][]int32{{8, 0, 3, 1, 7}, {2, 0, 5, 6, 4}}
-		klen := []int{70, 50}
-		q := upload(t, dev, normal(s.Elements(), 1), s)
-		var pooled, whole [2]kernels.Tensor
-		for n := range pooled {
-			data := normal(pool.Elements(), uint64(2+n))
-			rows := make([]float32, 0, own.Elements())
-			for b := range table {
-				for h := range 2 {
-					for j := range keys {
-						at := ((int(table[b][j/size])*2+h)*size + j%size) * 16
-						rows = append(rows, data[at:at+16]...)
+// spansOf returns the spans of batch b.
+func spansOf(o *kernels.Options, b int) [][2]int {
+	if o.Spans == nil {
+		return nil
+	}
+	return o.Spans[b%len(o.Spans)]
+}
+
+// TestParts: each row belongs to one part, whose rule shows the keys that the options show.
+func TestParts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := kernels.Dims{Batch: rapid.IntRange(1, 3).Draw(t, "batch"), Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4,
+			SeqQ: rapid.IntRange(1, 9).Draw(t, "rows"), SeqK: rapid.IntRange(1, 9).Draw(t, "keys")}
+		o := kernels.Options{Causal: rapid.Bool().Draw(t, "causal"), Offset: []int{rapid.IntRange(-4, 4).Draw(t, "offset")},
+			Align: rapid.SampledFrom([]kernels.Align{kernels.UpperLeft, kernels.LowerRight}).Draw(t, "align")}
+		ofEach := func(name string, lo, hi int) (n []int) {
+			if rapid.Bool().Draw(t, "with "+name) {
+				n = rapid.SliceOfN(rapid.IntRange(lo, hi), d.Batch, d.Batch).Draw(t, name)
+			}
+			return n
+		}
+		o.KLen, o.Prefix = ofEach("klen", 0, d.SeqK), ofEach("prefix", 0, d.SeqK)
+		for range rapid.IntRange(0, 1).Draw(t, "lists of spans") * d.Batch {
+			o.Prefix = nil
+			var spans [][2]int
+			for lo := rapid.IntRange(0, 3).Draw(t, "first"); lo < d.SeqK; {
+				hi := rapid.IntRange(lo+1, d.SeqK).Draw(t, "end of span")
+				spans, lo = append(spans, [2]int{lo, hi}), hi+rapid.IntRange(0, 3).Draw(t, "gap")
+			}
+			o.Spans = append(o.Spans, spans)
+		}
+		if each := ofEach("offsets", -6, 6); each != nil {
+			o.Offset = each
+		}
+		if rapid.Bool().Draw(t, "windowed") {
+			sides := []int{0, 1, 3, kernels.Unbounded}
+			o.Window = &kernels.Window{Left: rapid.SampledFrom(sides).Draw(t, "left"), Right: rapid.SampledFrom(sides).Draw(t, "right")}
+		}
+		if rapid.Bool().Draw(t, "segmented") {
+			for range d.Batch {
+				at := rapid.IntRange(0, d.SeqK).Draw(t, "second segment")
+				keys, rows := make([]int32, d.SeqK), make([]int32, d.SeqQ)
+				for j := range keys {
+					keys[j] = int32(min(1, (j+1)/(at+1)))
+				}
+				for i := range rows {
+					rows[i] = rapid.Int32Range(0, 2).Draw(t, "segment of row")
+				}
+				o.QSegments, o.KSegments = append(o.QSegments, rows), append(o.KSegments, keys)
+			}
+		}
+		parts := must.Get(o.Parts(d))(t)
+		for b := range d.Batch {
+			for i := range d.SeqQ {
+				owners := 0
+				seen := make([]bool, d.SeqK)
+				for _, p := range parts {
+					if b < p.Lo[0] || b >= p.Hi[0] || i < p.Lo[1] || i >= p.Hi[1] {
+						continue
+					}
+					owners++
+					lo, hi := p.Visible.Range(b-p.Lo[0], i-p.Lo[1], p.Hi[2]-p.Lo[2])
+					for j := lo; j < hi; j++ {
+						seen[p.Lo[2]+j] = true
+					}
+				}
+				if owners != 1 {
+					t.Fatalf("row %d of batch %d belongs to %d parts", i, b, owners)
+				}
+				for j := range seen {
+					if want := visible(&o, d, b, i, j); seen[j] != want {
+						t.Fatalf("row %d and key %d of batch %d: visible %t, want %t", i, j, b, seen[j], want)
 					}
 				}
 			}
-			pooled[n], whole[n] = upload(t, dev, data, pool), upload(t, dev, rows, own)
 		}
-		mask := must.Get(kernels.HostBool(make([]bool, 70*40), kernels.Shape{1, 1, 70, 40}))(t)
-		bits := must.Get(mask.Bools())(t)
-		for i := range bits {
-			bits[i] = i%5 > 0
-		}
-		mask = must.Get(dev.Upload(t.Context(), mask))(t)
-		defer mask.Release()
-		segments := func(at int) [][]int32 {
-			ids := make([]int32, 70)
-			for i := at; i < 70; i++ {
-				ids[i] = 1
-			}
-			return [][]int32{ids}
-		}
-		for name, opt := range map[string]kernels.Options{
-			"prefix":   {Causal: true, Prefix: []int{33, 20}},
-			"spans":    {Causal: true, Window: &kernels.Window{Left: 4}, Spans: [][][2]int{{{1, 5}, {size, 2*size + 3}}}},
-			"segments": {QSegments: segments(11), KSegments: segments(2 * size)},
-			"short":    {Mask: mask, Causal: true},
-		} {
-			opt.KLen, opt.LSE = klen, true
-			want := must.Get(dev.Attention(t.Context(), q, whole[0], whole[1], opt))(t)
-			defer want.Release()
-			opt.Pages = &kernels.Pages{Table: table, Keys: keys}
-			got := must.Get(dev.Attention(t.Context(), q, pooled[0], pooled[1], opt))(must.In(t, "%s", name))
-			defer got.Release()
-			sameBits(t, name+": o", dev, got.O, want.O)
-			sameBits(t, name+": lse", dev, got.LSE, want.LSE)
-		}
-		inside := kernels.Options{KLen: klen, Pages: &kernels.Pages{Table: table, Keys: keys}, QSegments: segments(size + 1)}
-		must.Fail(t, "a segment that begins inside a page", must.Err(dev.Attention(t.Context(), q, pooled[0], pooled[1], inside)), kernels.ErrUnsupported, "begins at key 17, inside a page")
 	})
+	must.Fail(t, "3 heads on 2", must.Err((&kernels.Options{}).Parts(kernels.Dims{Batch: 1, Heads: 3, KVHeads: 2, SeqQ: 1, SeqK: 1, Dim: 1, ValueDim: 1})), kernels.ErrShape)
+	if parts, err := (&kernels.Options{}).Parts(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, Dim: 1, ValueDim: 1}); len(parts) != 0 || err != nil {
+		t.Errorf("no keys: %v, %v", parts, err)
+	}
 }
