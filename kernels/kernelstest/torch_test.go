@@ -7,21 +7,24 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
+	"pgregory.net/rapid"
 )
 
 // toDouble is the ratio of the unit roundoffs of float64 and float32. Bounds of float32 are convex
@@ -303,4 +306,363 @@ func withoutNaN(data []float32) []float32 {
 		}
 	}
 	return data
+}
+
+var updateTorch = flag.Bool("update-torch", false, "write the gradients that PyTorch computes instead of comparing them")
+
+// gradients sends the problem of the gradients of a case, whose hidden NaN become 0.
+func (p *torch) gradients(b *built, do, dlse operand) (torchAnswer, error) {
+	problem := b.torchProblem()
+	problem.Op, problem.Softcap = "gradients", b.Options.Softcap
+	problem.K, problem.V = raw(withoutNaN(b.k.data)), raw(withoutNaN(b.v.data))
+	problem.DO, problem.DLSE = raw(withoutNaN(do.data)), raw(withoutNaN(dlse.data))
+	if drop := b.Options.Dropout; drop.P > 0 {
+		var keep []float32
+		for n := range b.Batch * b.Heads * b.SeqQ * b.SeqK {
+			row := n / b.SeqK
+			factor := float32(0)
+			if drop.Keeps(row/b.SeqQ/b.Heads, row/b.SeqQ%b.Heads, row%b.SeqQ, n%b.SeqK) {
+				factor = 1
+			}
+			keep = append(keep, factor)
+		}
+		problem.Keep, problem.KeepFactor = raw(keep), 1/(1-float64(drop.P))
+	}
+	return p.solve(problem)
+}
+
+// exactly returns the values of sums.
+func exactly(sums [7][]oracle.Sum) (x [7][]float64) {
+	for n := range sums {
+		for _, s := range sums[n] {
+			x[n] = append(x[n], s.Value)
+		}
+	}
+	return x
+}
+
+// TestTorchGradients compares PyTorch's autograd in float64 with the oracle, the CPU backend
+// and PyTorch in float32, and with the recorded gradients, which -update-torch writes.
+func TestTorchGradients(t *testing.T) {
+	peer := startTorch(t)
+	ofDoubles := func(_ int, s *oracle.Sum) float64 { return 2 * toDouble * s.Bound(backend.F32) }
+	ofFloats := func(_ int, s *oracle.Sum) float64 { return s.Bound(backend.F32) }
+	var records, recorded []torchRecord
+	noError(t, json.Unmarshal(torchFile, &recorded))
+	for n, c := range torchCases() {
+		b := c.build()
+		do, dlse := b.loss(solve(b, nil).lse)
+		a := must(peer.gradients(b, do, dlse))(t)
+		sums := b.differentiate(do, dlse)
+		r := torchRecord{Case: c.String()}
+		var was [7][]float64
+		for i, x := range a.gradients {
+			for _, y := range x {
+				r.Gradients[i] = appendDouble(r.Gradients[i], y)
+			}
+			if n < len(recorded) {
+				was[i] = doubles(recorded[n].Gradients[i])
+			}
+		}
+		records = append(records, r)
+		if worst := nearby(was, a.gradients, sums, ofDoubles); worst.Err() != nil && !*updateTorch {
+			t.Errorf("recorded: %v: %v", c, worst.Err())
+		}
+	}
+	if *updateTorch {
+		text, err := json.MarshalIndent(records, "", " ")
+		if err == nil {
+			err = os.WriteFile("testdata/torch-gradients.json", append(text, '\n'), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	problems, elements := 0, 0
+	var mine, exact, single float64
+	check(t, draws(500, 500), func(rt *rapid.T) {
+		c := drawCase(rt)
+		c.Options.ScoreMod = nil // a function in Go
+		on := c.build().on(t, dev)
+		defer on.release()
+		x := on.forward(t)
+		got := must(x.backward(t))(rt)
+		a := must(peer.gradients(on.built, x.do, x.dlse))(rt)
+		sums := x.differentiate(x.do, x.dlse)
+		for _, of := range []struct {
+			name  string
+			worst oracle.Worst
+			most  *float64
+		}{
+			{"CPU", nearby(got, a.gradients, sums, func(n int, s *oracle.Sum) float64 { return s.Bound(x.gradientType(n)) }), &mine},
+			{"oracle", nearby(exactly(sums), a.gradients, sums, ofDoubles), &exact},
+			{"PyTorch in float32", nearby(a.single, exactly(sums), sums, ofFloats), &single},
+		} {
+			if err := of.worst.Err(); err != nil {
+				rt.Fatalf("%s: %v: %v", of.name, c, err)
+			}
+			*of.most = max(*of.most, of.worst.Off)
+			elements = elements + of.worst.Considered
+		}
+		problems++
+	})
+	t.Logf("PyTorch %s: gradients of %d problems, %d elements: off by at most %.2g of the bound in float32 on the CPU, %.2g of float64's in the reference, %.2g in PyTorch's float32",
+		peer.version, problems, elements/3, mine, exact, single)
+}
+
+// TestTorchMultiheadAttention compares layers of the CPU backend with PyTorch's
+// nn.MultiheadAttention in float64, with weights from a file of its state_dict: self and cross
+// attention, key_padding_mask, attn_mask, need_weights, add_zero_attn, in training and in
+// evaluation, for which PyTorch has another code path.
+func TestTorchMultiheadAttention(t *testing.T) {
+	peer := startTorch(t)
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	var problems, rows, blind, numbers, weights int
+	var all compared
+	failed := map[string]int{}
+	check(t, draws(500, 500), func(rt *rapid.T) {
+		var here compared
+		l := drawTorchLayer(rt)
+		given := must(peer.solve(l.problem()))(rt)
+		w := must(l.config.LoadSafetensors(bytes.NewReader(given.file), int64(len(given.file)), ""))(rt)
+		y, mine, err := l.run(t, dev, w)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		problems++
+		if given.failed != "" {
+			failed[given.failed]++
+		}
+		for batch := range l.batch {
+			for i := range l.rows {
+				want, p, ok := l.row(w, batch, i)
+				rows++
+				at := (batch*l.rows + i) * l.config.Model
+				if !ok { // a head sees nothing
+					blind++
+					if x := given.o[at]; !math.IsNaN(x) {
+						numbers++
+					}
+					continue
+				}
+				for m, ref := range want {
+					name := func() string { return fmt.Sprintf("y[%d,%d,%d]", batch, i, m) }
+					here.see(float64(y[at+m]), ref.x, given.o[at+m], ref.err, ref.err, name)
+				}
+				for h := range p {
+					for j, ref := range p[h] {
+						got := float64(mine[((batch*l.config.Heads+h)*l.rows+i)*l.keys+j])
+						name := func() string { return fmt.Sprintf("weight[%d,%d,%d,%d]", batch, h, i, j) }
+						switch {
+						case given.weights == nil:
+							here.mine.See(got, ref.x, ref.err, name)
+						case !l.average:
+							weights++
+							theirs := given.weights[((batch*l.config.Heads+h)*l.rows+i)*l.keys+j]
+							here.see(got, ref.x, theirs, ref.err, ref.err, name)
+						case h == 0: // the mean of the heads
+							weights++
+							mean, exact, bound := 0.0, 0.0, 0.0
+							for h := range p {
+								mean += float64(mine[((batch*l.config.Heads+h)*l.rows+i)*l.keys+j]) / float64(l.config.Heads)
+								exact += p[h][j].x / float64(l.config.Heads)
+								bound += p[h][j].err / float64(l.config.Heads)
+							}
+							here.see(mean, exact, given.weights[(batch*l.rows+i)*l.keys+j], bound, bound, name)
+						}
+					}
+				}
+			}
+		}
+		if err := all.add(here); err != nil {
+			rt.Fatalf("%+v: %v", l, err)
+		}
+	})
+	t.Logf("PyTorch %s: %d layers, %d rows, %d weights: %v", peer.version, problems, rows, weights, all)
+	t.Logf("PyTorch %s differs: %d of %d rows with a head that sees no key are NaN, here the head adds 0", peer.version, blind-numbers, blind)
+	for text, n := range failed {
+		t.Logf("PyTorch %s differs: %d layers fail in evaluation, and are compared in training: %s", peer.version, n, text)
+	}
+}
+
+// torchLayer is a call of nn.MultiheadAttention.
+type torchLayer struct {
+	config                        nn.MultiHeadConfig
+	batch, rows, keys             int
+	cross, zero, eval, float      bool
+	needWeights, average, perHead bool
+	seed                          uint64
+	x, z                          []float32
+	padding, mask                 []bool // true hides: [B, Sk], and [Sq, Sk] or [B, H, Sq, Sk]
+}
+
+func drawTorchLayer(t *rapid.T) *torchLayer {
+	n := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
+	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
+	l := &torchLayer{batch: n("batch", 1, 3), rows: n("rows", 1, 20), cross: yes("cross"), eval: yes("eval"), needWeights: yes("need_weights"), average: yes("average"), seed: uint64(n("seed", 0, 1<<20))}
+	l.config = nn.MultiHeadConfig{Heads: n("heads", 1, 4), Bias: yes("bias")}
+	l.config.Model = l.config.Heads * n("head size", 1, 16)
+	l.config.Memory, l.keys = l.config.Model, l.rows
+	if l.cross {
+		l.keys = n("keys", 1, 30)
+		if yes("kdim") {
+			l.config.Memory = n("memory", 1, 40)
+		}
+	}
+	l.zero = n("add_zero_attn", 0, 3) == 0
+	rng := rand.New(rand.NewPCG(l.seed, 0x6d6861))
+	normal := func(n int) []float32 {
+		data := make([]float32, n)
+		for i := range data {
+			data[i] = float32(rng.NormFloat64())
+		}
+		return data
+	}
+	l.x = normal(l.batch * l.rows * l.config.Model)
+	if l.z = l.x; l.cross {
+		l.z = normal(l.batch * l.keys * l.config.Memory)
+	}
+	if yes("padding") {
+		l.padding = make([]bool, l.batch*l.keys)
+		for b := range l.batch {
+			for j := n("length", 0, l.keys); j < l.keys; j++ {
+				l.padding[b*l.keys+j] = true
+			}
+		}
+	}
+	switch n("mask", 0, 3) {
+	case 0: // causal
+		l.float = yes("float mask")
+		l.mask = make([]bool, l.rows*l.keys)
+		for i := range l.mask {
+			l.mask[i] = i%l.keys > i/l.keys
+		}
+	case 1:
+		l.float, l.perHead = yes("float mask"), true
+		l.mask = make([]bool, l.batch*l.config.Heads*l.rows*l.keys)
+		for i := range l.mask {
+			l.mask[i] = rng.IntN(4) == 0
+		}
+	}
+	return l
+}
+
+// problem returns the call for PyTorch.
+func (l *torchLayer) problem() torchProblem {
+	p := torchProblem{
+		Op: "mha", Dims: []int{l.batch, l.config.Heads, l.rows, l.keys, l.config.Model, l.config.Memory}, Q: raw(l.x), Seed: l.seed, LayerBias: l.config.Bias, Zero: l.zero,
+		Eval: l.eval, Padding: raw(l.padding), Mask: raw(l.mask), MaskShape: []int{l.rows, l.keys}, FloatMask: l.float, NeedWeights: l.needWeights, Average: l.average,
+	}
+	if l.cross {
+		p.K = raw(l.z)
+	}
+	if l.perHead {
+		p.MaskShape = []int{l.batch * l.config.Heads, l.rows, l.keys}
+	}
+	return p
+}
+
+// hides reports whether a head of a row does not see a key.
+func (l *torchLayer) hides(batch, h, i, j int) bool {
+	at := i*l.keys + j
+	if l.perHead {
+		at += (batch*l.config.Heads + h) * l.rows * l.keys
+	}
+	return l.padding != nil && l.padding[batch*l.keys+j] || l.mask != nil && l.mask[at]
+}
+
+// run applies the layer on a device and returns its output and weights.
+func (l *torchLayer) run(t *testing.T, dev *kernels.Device, w nn.MultiHeadWeights) (y, weights []float32, err error) {
+	ctx := t.Context()
+	layer, err := nn.NewMultiHeadAttention(ctx, dev, l.config, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer layer.Release()
+	opt := nn.MultiHeadOptions{Options: kernels.Options{Weights: true}}
+	if l.zero {
+		opt.Sinks = make([]float32, l.config.Heads)
+	}
+	x, err := dev.FromFloat32(ctx, backend.F32, l.x, backend.Shape{l.batch, 1, l.rows, l.config.Model})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer x.Release()
+	if l.cross {
+		if opt.Memory, err = dev.FromFloat32(ctx, backend.F32, l.z, backend.Shape{l.batch, 1, l.keys, l.config.Memory}); err != nil {
+			return nil, nil, err
+		}
+		defer opt.Memory.Release()
+	}
+	shape := backend.Shape{l.batch, l.config.Heads, l.rows, l.keys}
+	seen := make([]bool, shape.Elements())
+	for i := range seen {
+		seen[i] = !l.hides(i/l.keys/l.rows/l.config.Heads, i/l.keys/l.rows%l.config.Heads, i/l.keys%l.rows, i%l.keys)
+	}
+	mask, err := backend.Host(seen, backend.Bool, shape)
+	if err == nil {
+		opt.Mask, err = dev.Upload(ctx, mask)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	defer opt.Mask.Release()
+	r, err := layer.Apply(ctx, x, opt)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer r.Release()
+	return read(t, dev, r.O), read(t, dev, r.Weights), nil
+}
+
+// row returns a row of the output with the weights of each head, in float64 with the bounds of
+// float32. It reports false if a head sees no key.
+func (l *torchLayer) row(w nn.MultiHeadWeights, batch, i int) (y []num, weights [][]num, ok bool) {
+	columns := func(data []float32, row, size int) (out []num) {
+		for _, x := range data[(row)*size : (row+1)*size] {
+			out = append(out, num{x: float64(x)})
+		}
+		return out
+	}
+	apply := func(x []num, w, b backend.Tensor, from, n int) (out []num) {
+		weight, _ := w.Float32s()
+		bias := make([]float32, w.Shape()[backend.Dim])
+		if l.config.Bias {
+			bias, _ = b.Float32s()
+		}
+		for c := from; c < from+n; c++ {
+			out = append(out, affine(x, func(m int) float64 { return float64(weight[m*len(bias)+c]) }, float64(bias[c]), backend.F32))
+		}
+		return out
+	}
+	d := l.config.Model / l.config.Heads
+	var joined []num
+	for h := range l.config.Heads {
+		q := apply(columns(l.x, batch*l.rows+i, l.config.Model), w.Wq, w.Bq, h*d, d)
+		var keys []int
+		var k, v [][]num
+		for j := range l.keys {
+			if !l.hides(batch, h, i, j) {
+				z := columns(l.z, batch*l.keys+j, l.config.Memory)
+				keys, k, v = append(keys, j), append(k, apply(z, w.Wk, w.Bk, h*d, d)), append(v, apply(z, w.Wv, w.Bv, h*d, d))
+			}
+		}
+		if l.zero { // a key of zeros
+			k, v = append(k, make([]num, d)), append(v, make([]num, d))
+		}
+		if len(k) == 0 {
+			return nil, nil, false
+		}
+		o, _, p := attend(q, k, v, backend.F32)
+		all := make([]num, l.keys)
+		for n, j := range keys {
+			all[j] = p[n]
+		}
+		joined, weights = append(joined, o...), append(weights, all)
+	}
+	return apply(joined, w.Wo, w.Bo, 0, l.config.Model), weights, true
 }
