@@ -35,6 +35,17 @@ func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr st
 	return code, out.String(), err.String()
 }
 
+// measured runs attn bench with args, without an error, and returns what it prints and its report.
+func measured(t *testing.T, args ...string) (stdout string, r report.Report) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, stdout, stderr := benchmark(t.Context(), append(args, "--json", path)...)
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	return stdout, decoded(t, path)
+}
+
 func decoded(t *testing.T, path string) report.Report {
 	t.Helper()
 	text := clitest.ReadFile(t, path)
@@ -60,13 +71,8 @@ func TestBenchPage(t *testing.T) {
 }
 
 func TestBenchOnTheCPU(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--seq", "256", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path)
-	if code != 0 || stderr != "" {
-		t.Fatalf("exit code %d, and in a pipe nothing but errors goes to stderr: %q", code, stderr)
-	}
+	out, r := measured(t, "--seq", "256", "--heads", "1", "--backend", "cpu", "--threads", "1")
 	clitest.Contains(t, out, "attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok")
-	r := decoded(t, path)
 	if len(r.Cases) != 1 || r.Cases[0].Status != report.OK || r.Cases[0].Threads != 1 || r.Cases[0].SeqQ != 256 || r.Cases[0].MedianS == nil {
 		t.Errorf("%+v", r.Cases)
 	}
@@ -76,13 +82,8 @@ func TestBenchOnTheCPU(t *testing.T) {
 }
 
 func TestBenchOptionsReachTheCases(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--seq", "16..32", "--batch", "2", "--heads", "4", "--kv-heads", "2", "--dim", "8",
-		"--causal", "--dtype", "bf16", "--backend", "cpu,cpu", "--budget", "10s", "--rounds", "2", "--json", path)
-	if code != 0 {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	r := decoded(t, path)
+	_, r := measured(t, "--seq", "16..32", "--batch", "2", "--heads", "4", "--kv-heads", "2", "--dim", "8",
+		"--causal", "--dtype", "bf16", "--backend", "cpu,cpu", "--budget", "10s", "--rounds", "2")
 	if len(r.Cases) != 2 || r.Environment.BudgetS != 10 {
 		t.Fatalf("one backend named twice has two lengths: %+v", r)
 	}
@@ -151,13 +152,10 @@ func TestBenchRefuses(t *testing.T) {
 }
 
 func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--low-precision", "--mask",
-		"--heads", "2", "--dim", "64", "--backend", "cpu", "--json", path)
-	if code != 0 || !strings.Contains(out, "q3 window20,inf softcap2.5 low mask") {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	c := decoded(t, path).Cases[0]
+	out, r := measured(t, "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--low-precision", "--mask",
+		"--heads", "2", "--dim", "64", "--backend", "cpu")
+	clitest.Contains(t, out, "q3 window20,inf softcap2.5 low mask")
+	c := r.Cases[0]
 	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || !c.LowPrecision || c.Mask != "f32" ||
 		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
 		t.Errorf("%+v", c)
@@ -165,12 +163,8 @@ func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 }
 
 func TestBenchPlans(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	code, out, stderr := benchmark(t.Context(), "--plan", "--backend", "cpu", "--seq", "256,1M", "--heads", "1", "--window", "100,0", "--json", path)
-	if code != 0 || stderr != "" || !strings.Contains(out, "  1048576   fused ") || !strings.Contains(out, " chunks (") {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	r := decoded(t, path)
+	out, r := measured(t, "--plan", "--backend", "cpu", "--seq", "256,1M", "--heads", "1", "--window", "100,0")
+	clitest.Contains(t, out, "  1048576   fused ", " chunks (")
 	if len(r.Cases) != 2 || r.Cases[1].Status != report.NotRun || r.Cases[1].Plan == nil || r.Cases[1].Plan.Chunks < 1 || r.Cases[1].Plan.Cut == "" {
 		t.Errorf("%+v", r.Cases)
 	}
@@ -264,12 +258,7 @@ func TestProgressSaysWhatRuns(t *testing.T) {
 
 // TestLadderOfTheCPU: a rung for the stages and for each tier of this machine, on the same case, and a report of all.
 func TestLadderOfTheCPU(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "r.json")
-	code, out, stderr := benchmark(t.Context(), "--ladder", "--backend", "cpu", "--seq", "16,32", "--heads", "1", "--causal", "--rounds", "1", "--json", path)
-	if code != 0 || stderr != "" {
-		t.Fatalf("exit code %d: %s", code, stderr)
-	}
-	r := decoded(t, path)
+	out, r := measured(t, "--ladder", "--backend", "cpu", "--seq", "16,32", "--heads", "1", "--causal", "--rounds", "1")
 	if want := 2 * (1 + len(cpu.Tiers())); len(r.Cases) != want || r.Interrupted {
 		t.Fatalf("%d cases, want %d:\n%s", len(r.Cases), want, out)
 	}
@@ -294,12 +283,7 @@ func TestLadderOfTheGPU(t *testing.T) {
 	} else {
 		dev.Close()
 	}
-	path := filepath.Join(t.TempDir(), "r.json")
-	code, out, stderr := benchmark(t.Context(), "--ladder", "--backend", "gpu", "--seq", "40", "--heads", "1", "--rounds", "1", "--json", path)
-	if code != 0 || stderr != "" {
-		t.Fatalf("exit code %d: %s", code, stderr)
-	}
-	r := decoded(t, path)
+	out, r := measured(t, "--ladder", "--backend", "gpu", "--seq", "40", "--heads", "1", "--rounds", "1")
 	paths := []string{"three stages", "plain WGSL", "register-tiled WGSL", "matrix units WGSL"}
 	if len(r.Cases) != len(paths) {
 		t.Fatal(out)

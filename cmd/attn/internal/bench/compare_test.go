@@ -14,11 +14,9 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// steady returns the report at path with times of calls that vary by 1%, as on a quiet
-// machine, multiplied by factor, in another file.
-func steady(t *testing.T, path string, factor float64) string {
+// steady writes a report with times of calls that vary by 1%, as on a quiet machine, multiplied by factor.
+func steady(t *testing.T, r report.Report, factor float64) (path string) {
 	t.Helper()
-	r := decoded(t, path)
 	for i := range r.Cases {
 		for j := range r.Cases[i].Rounds {
 			round := &r.Cases[i].Rounds[j]
@@ -32,17 +30,14 @@ func steady(t *testing.T, path string, factor float64) string {
 		r.Cases[i].OthersPercent = nil
 		r.Cases[i].Derive()
 	}
-	to := filepath.Join(t.TempDir(), "steady.json")
-	must.Do(t, output.Write(t.Context(), to, r.WriteJSON))
-	return to
+	path = filepath.Join(t.TempDir(), "steady.json")
+	must.Do(t, output.Write(t.Context(), path, r.WriteJSON))
+	return path
 }
 
 func TestCompare(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	if code, out, stderr := benchmark(t.Context(), "--seq", "64", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path); code != 0 {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	path, twice := steady(t, path, 1), steady(t, path, 2)
+	_, r := measured(t, "--seq", "64", "--heads", "1", "--backend", "cpu", "--threads", "1")
+	path, twice := steady(t, r, 1), steady(t, r, 2)
 	for _, tc := range []struct {
 		why, want string
 		code      int
@@ -53,7 +48,7 @@ func TestCompare(t *testing.T) {
 		{"slower", "1 case: 1 slower", 1, []string{path, twice, "--fail-over", "5%"}},
 		{"slower by less than the gate", "1 case: 1 slower", 0, []string{path, twice, "--fail-over", "150"}},
 		{"faster", "1 case: 1 faster", 0, []string{twice, path, "--fail-over=5%"}},
-		{"less than what is looked for", "1 case: 1 same", 0, []string{path, steady(t, path, 1.05), "--percent", "10%", "--fail-over", "1%"}},
+		{"less than what is looked for", "1 case: 1 same", 0, []string{path, steady(t, r, 1.05), "--percent", "10%", "--fail-over", "1%"}},
 	} {
 		code, out, stderr := attn(t, append([]string{"compare"}, tc.args...)...)
 		if code != tc.code || !strings.Contains(out, tc.want) || (code != 0) != strings.Contains(stderr, "% slower, which is over 5%") {
@@ -150,14 +145,11 @@ func TestBenchResumes(t *testing.T) {
 func TestBenchSweepsLists(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // 99 threads are 2
 	dir := t.TempDir()
-	path, lines, markdown := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.md")
-	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2,99", "--backend", "cpu", "--rounds", "3",
-		"--json", path, "--gobench", lines, "--markdown", markdown)
-	if code != 0 {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
+	lines, markdown := filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.md")
+	out, r := measured(t, "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2,99", "--backend", "cpu", "--rounds", "3",
+		"--gobench", lines, "--markdown", markdown)
 	seen := map[string]bool{}
-	for _, c := range decoded(t, path).Cases {
+	for _, c := range r.Cases {
 		seen[strings.Join([]string{c.Name, string(rune('0' + c.Threads)), string(c.Status)}, " ")] = true
 	}
 	for _, want := range []string{"f32/b1h1s32d16 1 ok", "f32/b1h2s32d16 1 ok", "bf16/b1h1s32d16 1 ok", "bf16/b1h2s32d16 1 ok",
@@ -182,12 +174,9 @@ func TestBenchSweepsLists(t *testing.T) {
 // A case that does not fit the budget is predicted, and said.
 func TestBenchPredicts(t *testing.T) {
 	backend.Register("cpu1", clitest.OnCPU(func(be backend.Backend) backend.Backend { return be }))
-	path := filepath.Join(t.TempDir(), "r.json")
-	code, out, stderr := benchmark(t.Context(), "--seq", "256,1M", "--heads", "1", "--dim", "8", "--backend", "cpu1", "--budget", "20s", "--json", path)
-	if code != 0 || !strings.Contains(out, "  1048576   predicted ") || !strings.Contains(out, " of the budget is left\n") {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	c := decoded(t, path).Cases[1]
+	out, r := measured(t, "--seq", "256,1M", "--heads", "1", "--dim", "8", "--backend", "cpu1", "--budget", "20s")
+	clitest.Contains(t, out, "  1048576   predicted ", " of the budget is left\n")
+	c := r.Cases[1]
 	// A million keys and queries are 3.5e13 operations, minutes at the least. Small heads
 	// leave memory no reason to refuse them.
 	if c.Status != report.Predicted || c.PredictedS == nil || *c.PredictedS < 60 || c.FLOPs != 32<<40 {
@@ -197,16 +186,9 @@ func TestBenchPredicts(t *testing.T) {
 
 // A preset brings its cases, and the backends and threads that it is for.
 func TestBenchPresets(t *testing.T) {
-	code, out, stderr := benchmark(t.Context(), "--preset", "long", "--plan", "--backend", "cpu")
-	if code != 0 || !strings.Contains(out, "\nfull · B=1 ") || !strings.Contains(out, "\nwindow of 4096 · B=1 ") || !strings.Contains(out, "\n  1048576   fused ") {
-		t.Errorf("exit code %d: %s%s", code, out, stderr)
-	}
-	path := filepath.Join(t.TempDir(), "r.json")
-	code, out, stderr = benchmark(t.Context(), "--preset", "ci", "--plan", "--json", path)
-	if code != 0 {
-		t.Fatalf("exit code %d: %s%s", code, out, stderr)
-	}
-	r := decoded(t, path)
+	out, _ := measured(t, "--preset", "long", "--plan", "--backend", "cpu")
+	clitest.Contains(t, out, "\nfull · B=1 ", "\nwindow of 4096 · B=1 ", "\n  1048576   fused ")
+	_, r := measured(t, "--preset", "ci", "--plan")
 	if len(r.Cases) != 4 {
 		t.Errorf("%d cases", len(r.Cases))
 	}
