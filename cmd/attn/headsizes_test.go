@@ -3,11 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kernelstest"
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
@@ -17,14 +17,12 @@ func TestHeadSizes(t *testing.T) {
 	for _, name := range []string{"gpu", "cpu"} {
 		t.Run(name, func(t *testing.T) {
 			dev := clitest.Open(t, name)
-			rng := rand.New(rand.NewPCG(1, 1))
-			draw := func(dtype kernels.DType, shape kernels.Shape) kernels.Tensor {
-				data := make([]float32, shape.Elements())
-				for i := range data {
-					data[i] = float32(rng.NormFloat64())
-				}
-				x := must.Get(dev.FromFloat32(t.Context(), dtype, data, shape))(t)
-				return x
+			put := func(t *testing.T, dtype, keys kernels.DType, dim, valueDim int) kernelstest.Operands {
+				dims := kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 9, SeqK: 40, Dim: dim, ValueDim: valueDim}
+				c := kernelstest.Case{Dims: dims, DType: dtype, Keys: &keys, Options: kernels.Options{Causal: true, Align: kernels.LowerRight}}
+				s := c.Put(t, dev)
+				t.Cleanup(func() { s.Q.Release(); s.K.Release(); s.V.Release() })
+				return s
 			}
 			// A GPU compiles kernels for each; the conformance suite has 576 and smaller ones.
 			sizes := [][2]int{{320, 64}, {640, 640}}
@@ -40,22 +38,20 @@ func TestHeadSizes(t *testing.T) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%v %d %d", dtype, size[0], size[1]), func(t *testing.T) {
-						q, k, v := draw(dtype, kernels.Shape{1, 2, 9, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[0]}), draw(dtype, kernels.Shape{1, 1, 40, size[1]})
-						call := must.Get(dev.Prepare(q, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight}))(t)
+						s := put(t, dtype, dtype, size[0], size[1])
+						call := must.Get(dev.Prepare(s.Q, s.K, s.V, s.Options))(t)
 						r := must.Get(call.Run(t.Context()))(t)
+						defer r.Release()
 						report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 1 << 20})
 						if err != nil || !report.OK() {
 							t.Errorf("%s, %v", report.Worst, err)
-						}
-						for _, x := range []kernels.Tensor{q, k, v, r.O} {
-							x.Release()
 						}
 					})
 				}
 			}
 			t.Run("values of int8 with 260 columns", func(t *testing.T) {
-				x := draw(kernels.Q8, kernels.Shape{1, 1, 40, 260})
-				r, err := dev.Attention(t.Context(), draw(kernels.F32, kernels.Shape{1, 1, 9, 260}), x, x, kernels.Options{})
+				s := put(t, kernels.F32, kernels.Q8, 260, 260)
+				r, err := dev.Attention(t.Context(), s.Q, s.K, s.V, s.Options)
 				r.Release()
 				if name == "cpu" && err != nil || name == "gpu" && !errors.Is(err, kernels.ErrUnsupported) {
 					t.Error(err)
