@@ -40,7 +40,7 @@ func someLowered(from int) (list []way) {
 	return list
 }
 
-// sameOn compares what run returns on a device of each way with what it returns on one without limits, bit for bit.
+// sameOn runs on a device of each way. The results have the bits of those on a device without limits.
 func sameOn(t *testing.T, what string, ways []way, run func(b *Backend, w way) [][]float32) {
 	t.Helper()
 	var want [][]float32

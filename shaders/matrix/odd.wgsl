@@ -4,8 +4,9 @@
 // largest element comes to [2^15, 2^16). That is exact for 33 exponents up to there. Other elements are odd, and 0 in the
 // matrix. Lanes compute the scores of odd keys, and all scores of rows with odd queries, and add the products of odd
 // values. Weights are multiplied by 2^7, so that the output has a factor of 2^15. When a row sees a value of 2^64 or
-// more, lanes add all its products from then on. The element with that value is then far: its factor becomes 2^-49. Others
-// of the row keep theirs, as they may be small. The last bit of an element of such a row says which factor it has.
+// more, lanes add all its products from then on, and matrices only zeros. The element with that value is then far: its
+// factor is 2^-49. Other elements of the row keep theirs, because they may be small. The last bit of each says which
+// factor it has.
 //
 // For f32 the powers are 2^5, 2^7, [2^14, 2^15) and 2^6, and 29 exponents are not odd: their high parts are normal
 // numbers of f16, see split.wgsl.
@@ -125,8 +126,8 @@ fn weight_of(subgroup: u32, line: u32, n: u32) -> f32 {
     return weight;
 }
 
-// far_of reports which elements of an output row are far, near returns them without the bit that says so, and marked with it,
-// rounded to what precedes the bit. Zeros, NaN and infinities need no factor.
+// far_of reports which elements of an output row are far. near returns elements without the bit that says so. marked sets
+// the bit, and rounds to the bits before it. Zeros, NaN and infinities need no factor.
 fn far_of(y: vec4<f32>, huge: bool) -> vec4<bool> { return vec4<bool>(huge) & ((bitcast<vec4<u32>>(y) & vec4<u32>(1u)) != vec4<u32>(0u)); }
 fn near(y: vec4<f32>, far: vec4<bool>) -> vec4<f32> { return bitcast<vec4<f32>>(bitcast<vec4<u32>>(y) - select(vec4<u32>(0u), vec4<u32>(1u), far)); }
 fn marked(y: vec4<f32>, far: vec4<bool>) -> vec4<f32> {

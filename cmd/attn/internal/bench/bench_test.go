@@ -35,7 +35,7 @@ func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr st
 	return code, out.String(), err.String()
 }
 
-// measured runs attn bench with args, without an error, and returns what it prints and its report.
+// measured runs attn bench with args, and returns what it prints and its report. An error fails the test.
 func measured(t *testing.T, args ...string) (stdout string, r report.Report) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "report.json")
