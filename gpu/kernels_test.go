@@ -142,6 +142,7 @@ func BenchmarkMatrices(b *testing.B) {
 	for _, dim := range []int{64, 128} {
 		x.peak = peak
 		x.gradients(backend.F16, sizes[0], dim, true)
+		x.gradients(backend.BF16, sizes[0], dim, true)
 	}
 }
 
