@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,8 +107,8 @@ func BenchmarkMatrices(b *testing.B) {
 		c := &backend.Call{Q: t(), K: t(), V: t(), O: t(), Problem: backend.Problem{LowPrecision: true, Scale: 0.125, Visible: backend.Everything()}}
 		c.Visible.Right = right
 		var made shaders.Matrix
-		op, whyNot, err := must.Get(be.newAttention(c))(b).matrixPrefill(func(s tune.Shape, dim int) (shaders.Matrix, string) {
-			k, whyNot := be.matrices.Kernel(s, dim)
+		op, whyNot, err := must.Get(x.be.newAttention(c))(b).matrixPrefill(func(s tune.Shape, dim int) (shaders.Matrix, string) {
+			k, whyNot := x.be.matrices.Kernel(s, dim)
 			change(&k)
 			if d := shaders.Describe(k); d.WorkgroupMemory > s.Limits.Memory || d.Threads > s.Limits.Threads {
 				whyNot = "too large"
@@ -143,6 +144,18 @@ func BenchmarkMatrices(b *testing.B) {
 		x.peak = peak
 		x.gradients(backend.F16, sizes[0], dim, true)
 		x.gradients(backend.BF16, sizes[0], dim, true)
+	}
+	// Not in the kernel: rows of scores and weights next to each other, so that an SM of 48 KiB holds three workgroups with D=128 and TY=4.
+	dense := strings.NewReplacer("const SS: u32 = 6u;", "const SS: u32 = 4u;", "const PS: u32 = 6u;", "const PS: u32 = 4u;")
+	edited := &mutated{Device: be.dev.Port, kernel: "matrix ", edit: dense.Replace}
+	x.be = must.Get(newBackend(edited, be.info, Options{Tune: TuneOff}))(b)
+	for _, dim := range []int{64, 128} {
+		for _, ty := range []int{8, 4} {
+			prefill(backend.F16, dim, sizes[0], backend.Unbounded, "dense", func(k *shaders.Matrix) { k.TY, k.Keys = ty, 16 })
+		}
+	}
+	if !edited.edited {
+		b.Error("the kernel has no such constants")
 	}
 }
 
