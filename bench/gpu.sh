@@ -5,11 +5,11 @@
 #                                          apt-get Dawn and its libraries; DIR/pack.tgz has all of it, under 64 MiB
 #     sh bench/gpu.sh run DIR OUT [TIME]   where the GPU is: about TIME seconds (600), what they print goes to OUT
 #
-# Matrix units come first, with Dawn: tests of 120 seconds, then decoding in f16 and bf16, prefill in these and f32, and the
-# machine code that the driver made, in its cache. Then it measures the other kernels (a minute) and `attn bench --preset gpu`,
-# next to PyTorch where node and a PyTorch with CUDA are installed, and runs the conformance suite on both linked providers with
-# the time that is left. Drivers compile for seconds: the suite takes 16 processors several minutes. A line at the end counts
-# what passed, failed and was cut short.
+# Matrix units come first, with Dawn: tests of 120 seconds, then decoding in f16 and bf16, prefill in these and f32, gradients,
+# `attn bench --preset gpu`, and the machine code that the driver made, in its cache. Then it measures the linked provider: its
+# kernels (a minute) and the same preset, next to PyTorch where node and a PyTorch with CUDA are installed. With the time that
+# is left it runs the conformance suite on both linked providers. Drivers compile for seconds: the suite takes 16 processors
+# several minutes. A line at the end counts what passed, failed and was cut short.
 set -eu
 cd "$(dirname "$0")/.."
 case "${1:-}" in
@@ -41,7 +41,7 @@ build)
 	;;
 run) ;;
 *)
-	sed -n 's/^# \{0,1\}//p' "$0" | sed 1d
+	sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed 1d
 	exit 2
 	;;
 esac
@@ -76,6 +76,7 @@ if [ -e "$programs/dawn" ]; then
 	dawn 30 devices-dawn attn devices
 	dawn 120 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/(b?f16|f32)'
 	dawn 180 matrices gpu-go-webgpu.test -test.run '^$' -test.bench Matrices -test.benchtime 2x
+	dawn 120 preset-dawn attn bench --preset gpu --json "$out/preset-dawn.json" --markdown "$out/preset-dawn.md"
 	if [ -e "$out/GLCache" ]; then tar -C "$out" -czf "$out/machine-code.tgz" GLCache && rm -r "$out/GLCache"; fi
 fi
 within 30 devices "$programs/attn" devices

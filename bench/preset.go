@@ -68,6 +68,8 @@ func Presets() []Preset {
 			{"f32, D=64, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, LowPrecision: true}},
 			{"f32, D=128, low precision", []int{4 * k, 16 * k}, report.Case{Heads: 16, Dim: 128, LowPrecision: true}},
 			{"decode bf16, H=32, 8 kv heads, D=128", []int{64 * k}, report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: "bf16"}},
+			{"decode bf16, H=32, 8 kv heads, D=128, low precision", []int{64 * k}, report.Case{SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: "bf16", LowPrecision: true}},
+			{"one head, D=64, f16, low precision", []int{1 * M}, report.Case{Heads: 1, DType: "f16", LowPrecision: true}},
 			{"one head, D=64", []int{1 * M}, report.Case{Heads: 1}},
 			{"16,384 queries, D=64", []int{256 * k}, report.Case{SeqQ: 16 * k, Heads: 1}},
 		}},
