@@ -167,11 +167,24 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 	if err != nil {
 		return nil, err
 	}
-	cfg.Missing = missing
+	cfg.Missing = append(missing, idle(devices, cfg)...)
 	if c.Plan {
 		return bench.Plans(ctx, devices, cfg)
 	}
 	return bench.Run(ctx, devices, cfg)
+}
+
+// idle has a line for each device with matrix units for which no case has the option.
+func idle(devices []*kernels.Device, cfg bench.Config) (lines []string) {
+	if slices.ContainsFunc(cfg.Series, func(s bench.Series) bool { return s.Case.LowPrecision }) {
+		return nil
+	}
+	for _, dev := range devices {
+		if info := dev.Info(); slices.ContainsFunc(info.Features, func(f string) bool { return strings.HasSuffix(f, " f16->f32") }) {
+			lines = append(lines, info.Name+" · matrix units are idle: --low-precision uses them, with --dtype f16, bf16 or f32")
+		}
+	}
+	return lines
 }
 
 // config returns the configuration that the flags describe.

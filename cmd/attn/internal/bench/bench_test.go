@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -214,6 +215,26 @@ func (b *interrupting) Attention(ctx context.Context, calls ...*backend.Call) er
 type wrong struct{ backend.Backend }
 
 func (wrong) Attention(context.Context, ...*backend.Call) error { return nil }
+
+// listed is a device that lists matrix units.
+type listed struct{ backend.Backend }
+
+func (b listed) Info() backend.Info {
+	info := b.Backend.Info()
+	info.Features = []string{"f16", "16x16x16 f16->f32"}
+	return info
+}
+
+// TestIdleMatrixUnits: a line names the option that uses them, unless a case has it.
+func TestIdleMatrixUnits(t *testing.T) {
+	backend.Register("listed", clitest.OnCPU(func(be backend.Backend) backend.Backend { return listed{be} }))
+	for _, low := range []bool{false, true} {
+		out, _ := measured(t, "--seq", "8", "--heads", "1", "--backend", "listed", "--dtype", "f16", "--rounds", "1", fmt.Sprintf("--low-precision=%t", low))
+		if strings.Contains(out, "matrix units are idle: --low-precision") == low {
+			t.Errorf("--low-precision=%t:\n%s", low, out)
+		}
+	}
+}
 
 func TestBenchWritesWhatItHasWhenInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
