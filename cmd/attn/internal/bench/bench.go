@@ -167,21 +167,26 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 	if err != nil {
 		return nil, err
 	}
-	cfg.Missing = append(missing, idle(devices, cfg)...)
+	cfg.Missing = append(missing, idle(ctx, devices, cfg)...)
 	if c.Plan {
 		return bench.Plans(ctx, devices, cfg)
 	}
 	return bench.Run(ctx, devices, cfg)
 }
 
-// idle has a line for each device with matrix units for which no case has the option.
-func idle(devices []*kernels.Device, cfg bench.Config) (lines []string) {
+// idle has a line for each device that would use matrix units with an option that no case has.
+func idle(ctx context.Context, devices []*kernels.Device, cfg bench.Config) (lines []string) {
 	if slices.ContainsFunc(cfg.Series, func(s bench.Series) bool { return s.Case.LowPrecision }) {
 		return nil
 	}
+	x, _ := kernels.Meta(kernels.F16, kernels.Shape{1, 1, 64, 64}) // such a call is possible everywhere
 	for _, dev := range devices {
-		if info := dev.Info(); slices.ContainsFunc(info.Features, func(f string) bool { return strings.HasSuffix(f, " f16->f32") }) {
-			lines = append(lines, info.Name+" · matrix units are idle: --low-precision uses them, with --dtype f16, bf16 or f32")
+		call, err := dev.Prepare(x, x, x, kernels.Options{LowPrecision: true})
+		if err != nil {
+			continue
+		}
+		if plan, err := call.Plan(ctx); err == nil && plan.Matrices > 0 {
+			lines = append(lines, dev.Info().Name+" · matrix units are idle: --low-precision uses them, with --dtype f16, bf16 or f32")
 		}
 	}
 	return lines

@@ -216,20 +216,22 @@ type wrong struct{ backend.Backend }
 
 func (wrong) Attention(context.Context, ...*backend.Call) error { return nil }
 
-// listed is a device that lists matrix units.
-type listed struct{ backend.Backend }
+// idling is a device that has matrix units for low precision.
+type idling struct{ backend.Backend }
 
-func (b listed) Info() backend.Info {
-	info := b.Backend.Info()
-	info.Features = []string{"f16", "16x16x16 f16->f32"}
-	return info
+func (b idling) Plan(ctx context.Context, calls ...*backend.Call) (backend.Plan, error) {
+	plan, err := b.Backend.Plan(ctx, calls...)
+	if calls[0].LowPrecision {
+		plan.Matrices = 1
+	}
+	return plan, err
 }
 
 // TestIdleMatrixUnits: a line names the option that uses them, unless a case has it.
 func TestIdleMatrixUnits(t *testing.T) {
-	backend.Register("listed", clitest.OnCPU(func(be backend.Backend) backend.Backend { return listed{be} }))
+	backend.Register("idling", clitest.OnCPU(func(be backend.Backend) backend.Backend { return idling{be} }))
 	for _, low := range []bool{false, true} {
-		out, _ := measured(t, "--seq", "8", "--heads", "1", "--backend", "listed", "--dtype", "f16", "--rounds", "1", fmt.Sprintf("--low-precision=%t", low))
+		out, _ := measured(t, "--seq", "8", "--heads", "1", "--backend", "idling", "--dtype", "f16", "--rounds", "1", fmt.Sprintf("--low-precision=%t", low))
 		if strings.Contains(out, "matrix units are idle: --low-precision") == low {
 			t.Errorf("--low-precision=%t:\n%s", low, out)
 		}
