@@ -218,11 +218,14 @@ type Call struct {
 	Resume *Partial
 }
 
-// WeightType returns the type to which weights may be rounded before they multiply values: that of
-// V with LowPrecision, if it is F16 or BF16, else F32.
+// WeightType returns the type to which weights may be rounded before they multiply values: with
+// LowPrecision that of V if it is F16 or BF16, and F16 if it is F8, else F32.
 func (c *Call) WeightType() DType {
-	if t := c.V.DType(); c.LowPrecision && (t == F16 || t == BF16) {
+	switch t := c.V.DType(); {
+	case c.LowPrecision && (t == F16 || t == BF16):
 		return t
+	case c.LowPrecision && t == F8:
+		return F16
 	}
 	return F32
 }

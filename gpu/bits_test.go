@@ -269,6 +269,15 @@ func TestSameBits(t *testing.T) {
 			decoded("submissions of a few workgroups", Options{MaxWork: 4e6}, true),
 			decoded("a device without room for all tensors", Options{MemoryBytes: 3 << 20}, true),
 		}},
+		{"matrices of f8", true, matrices(backend.F8, paddedCall(0)), []way{
+			{opt: Options{decodeRows: 1}, says: "matrix units WGSL, products"},
+			{name: "bindings of 64 KiB", opt: Options{decodeRows: 1, Limits: limits{MaxStorageBufferBindingSize: 64 << 10}}, says: "matrix units WGSL, products", cuts: true},
+		}},
+		{"matrices, decoding of f8 in chunks", true, matrices(backend.F8, paddedCall(0)), []way{
+			decoded("", Options{}, false),
+			decoded("a binding of one split and a bit", Options{Limits: limits{MaxStorageBufferBindingSize: split/4 + 4096}}, true),
+			decoded("submissions of a few workgroups", Options{MaxWork: 4e6}, true),
+		}},
 		// Each limit of decoding is just enough or less. With less workgroup memory, a workgroup has fewer rows. Below the
 		// other limits the prefill path takes the call.
 		{"decoding where it can", true, attends(decodeOne), []way{

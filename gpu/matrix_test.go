@@ -33,13 +33,15 @@ func openMatrices(t testing.TB, opt Options) *Backend {
 	return b
 }
 
-// halved returns c in low precision, with q, k and v of a type.
+// halved returns c in low precision, with q, k and v of a type; q is bf16 next to f8.
 func halved(t testing.TB, b *Backend, dtype backend.DType, c *backend.Call) *backend.Call {
 	t.Helper()
 	c.LowPrecision = true
-	for _, x := range []*backend.Tensor{&c.Q, &c.K, &c.V} {
-		*x = copied(t, b, dtype, *x)
+	c.K, c.V = copied(t, b, dtype, c.K), copied(t, b, dtype, c.V)
+	if dtype == backend.F8 {
+		dtype = backend.BF16
 	}
+	c.Q = copied(t, b, dtype, c.Q)
 	return c
 }
 
@@ -203,6 +205,76 @@ func TestMatrixMutants(t *testing.T) {
 		{"low parts of weights of odd values are left out", " / 2048.0;", " * 0.0;"},
 	} {
 		run(backend.F32, m)
+	}
+}
+
+// TestMatrixEights: keys and values of f8, among them all its numbers, next to queries of f16 and bf16, and NaN where they are hidden.
+func TestMatrixEights(t *testing.T) {
+	const heads, keys, d = 2, 75, 32
+	hidden := func(key int) bool { return key%9 == 4 }
+	all := func(i int) float32 { // of the 254 codes that are numbers
+		code := i * 37 % 254
+		x := math.Ldexp(float64(8+code%8), max(code/8%16, 1)-10)
+		if code/8%16 == 0 {
+			x = math.Ldexp(float64(code%8), -9)
+		}
+		if code%127 == 126 || code >= 127 {
+			x = -x
+		}
+		return backend.F8.Round(float32(min(max(x, -448), 448)))
+	}
+	data := func(i int) float32 {
+		if hidden(i / d) {
+			return float32(math.NaN())
+		}
+		return all(i*i + i)
+	}
+	q := func(dtype backend.DType) func(i int) float32 {
+		return func(i int) float32 { return dtype.Round(wave(i * i % 8191)) }
+	}
+	for _, rows := range []int{37, 5} { // which are decoded
+		for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+			for _, m := range []struct{ name, old, new string }{
+				{},
+				{"hidden NaN are left", "x & ~((nan", "x | (0u * (nan"},
+				{"values have another factor", "const V_TOP: u32 = 135u", "const V_TOP: u32 = 134u"},
+			} {
+				if m.old != "" && (rows < 16 || strings.Contains(m.old, "V_TOP") != (dtype == backend.BF16)) {
+					continue
+				}
+				b := openMatrices(t, Options{})
+				port := &mutated{Device: b.dev.Port, kernel: "matrix ", edit: strings.NewReplacer(m.old, m.new).Replace}
+				b = must.Get(newBackend(port, b.info, Options{}))(t)
+				kv := func() backend.Tensor {
+					return copied(t, b, backend.F8, upload(t, b, host(t, backend.Shape{1, 1, keys, d}, data)))
+				}
+				c := &backend.Call{Q: tensor(t, b, dtype, backend.Shape{1, heads, rows, d}, q(dtype)), K: kv(), V: kv(), O: alloc(t, b, backend.F32, backend.Shape{1, heads, rows, d}),
+					LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, rows, 1}), Problem: backend.Problem{LowPrecision: true, Scale: 0x1p-8, Visible: backend.Everything()}}
+				c.Mask = bools(t, b, backend.Shape{1, 1, 1, keys}, func(key int) bool { return !hidden(key) })
+				got, _ := onMatrices(t, b, c)
+				row := oracle.Row{Dv: d, Scale: 0x1p-8, Rounded: backend.F16, Hidden: hidden}
+				for i := range keys * d {
+					row.K = append(row.K, data(i))
+				}
+				row.V = row.K
+				worst := 0.0
+				for n := range heads * rows {
+					row.Q = nil
+					for i := range d {
+						row.Q = append(row.Q, q(dtype)(n*d+i))
+					}
+					a := oracle.Solve(row)
+					for x, o := range a.O {
+						worst = max(worst, oracle.Off(float64(got[0][n*d+x]), o, a.OBound[x]))
+					}
+					worst = max(worst, oracle.Off(float64(got[1][n]), a.LSE, a.LSEBound))
+				}
+				t.Logf("%d rows, %v, %s: %.3g of the bound", rows, dtype, m.name, worst)
+				if (worst > 1) != (m.old != "") || port.edited != (m.old != "") {
+					t.Errorf("%d rows, %v, %s: %.3g of the bound, edited: %t", rows, dtype, m.name, worst, port.edited)
+				}
+			}
+		}
 	}
 }
 

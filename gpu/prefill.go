@@ -227,12 +227,13 @@ type matrixChooser func(s tune.Shape, dim int) (k shaders.Matrix, whyNot string)
 // matrixKernel returns the kernel on matrix units that choose picks and describes its products, or returns the reason why a has none.
 func (a *attention) matrixKernel(choose matrixChooser) (k shaders.Matrix, products, whyNot string) {
 	c, t := a.c, a.c.V.DType()
-	if !c.LowPrecision || t.Quantised() || c.Q.DType() != t || c.K.DType() != t {
-		return k, "", "products on matrix units need LowPrecision, with q, k and v of one type: f16, bf16 or f32"
+	one := !t.Quantised() && c.Q.DType() == t && c.K.DType() == t
+	if eights := t == backend.F8 && c.K.DType() == t && c.Q.DType() != backend.F32; !c.LowPrecision || !one && !eights {
+		return k, "", "products on matrix units need LowPrecision, with q, k and v of one type, f16, bf16 or f32, or with f8 next to a q of 16 bits"
 	}
 	k, whyNot = choose(a.shape(), a.d.Dim)
 	products = fmt.Sprintf("f16 matrices of %dx%dx%d", k.M, k.N, k.K)
-	return k, products + map[backend.DType]string{backend.BF16: ", to which bf16 is scaled exactly", backend.F32: ", three for one of f32"}[t], whyNot
+	return k, products + map[backend.DType]string{backend.BF16: ", to which bf16 is scaled exactly", backend.F32: ", three for one of f32"}[c.Q.DType()], whyNot
 }
 
 // withOptions returns k with the options of a, which has a cutter.

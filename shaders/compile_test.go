@@ -78,12 +78,12 @@ func variants(f func(v Variant, departures int)) {
 			f(own(v, on(3)), n)
 		}
 	})
-	each(6, []Type{F16, BF16, F32}, func(on flags, of Type, n int) {
+	each(6, []Type{F16, BF16, F32, F8}, func(on flags, of Type, n int) {
 		v := matrix64
-		v.In, v.KV = of, of
+		v.In, v.KV = pick(of == F8, pick(on(4), F16, BF16), of), of
 		v.Paged, v.Listed, v.Packed, v.Both, v.Out16, v.Ahead, v.Paired = on(0), on(0) && on(1), on(4) && !on(1), both(on(1), on(0)), on(2), on(4), on(1) || on(2)
 		if on(3) {
-			v.Vec = 1 + n/8%2*min(int(of), 1)
+			v.Vec = 1 + n/8%2*min(int(of), 1)*pick(of == F8, 0, 1)
 		}
 		v.Full = v.Vec > 0 && v.Out16
 		switch { // the shapes of NVIDIA, of Intel and of Mesa's software driver
@@ -96,11 +96,11 @@ func variants(f func(v Variant, departures int)) {
 		}
 		f(own(v, on(1)), n)
 	})
-	each(5, []Type{F16, BF16}, func(on flags, of Type, n int) {
+	each(5, []Type{F16, BF16, F8}, func(on flags, of Type, n int) {
 		v := matrix64
-		v.In, v.KV, v.TY, v.Split = of, of, 1, 256
+		v.In, v.KV, v.TY, v.Split = pick(of == F8, pick(on(2), F16, BF16), of), of, 1, 256
 		v.Paged, v.Listed, v.Both, v.Ahead, v.Paired = on(0), on(0) && on(1), both(on(1), on(0)), on(2), on(1) || on(2)
-		v.Vec = pick(on(3), 2, 0)
+		v.Vec = pick(on(3), pick(of == F8, 1, 2), 0)
 		if v.Full = on(3); on(4) {
 			v.M, v.N, v.K, v.Lanes, v.Keys = 8, 8, 8, 8, 8
 		}

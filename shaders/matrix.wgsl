@@ -44,7 +44,7 @@
 const EXPAND: u32 = 2u; // loops of @unroll(deep) are unrolled
 const PARTS: u32 = 2u - min(IN, 1u); // numbers of f16 for an element: 2 for f32
 const Q2: u32 = min(VEC, min(IN, 1u)); // 1: q is bound as fours (VEC 1) or eights (VEC 2) of 16-bit elements
-const KV2: u32 = Q2; // the same for k and v
+const KV2: u32 = Q2 * (1u - KV / 6u); // the same for k and v; those of f8 are bound as words of four
 const UNIT: u32 = 4u * max(VEC, 1u); // elements of k and v that a thread loads at once
 const THREADS: u32 = TY * LANES;
 const ROWS: u32 = M; // query rows of a subgroup
@@ -70,8 +70,8 @@ const PS: u32 = KEYS / 4u + 2u;
 const AREA: u32 = TY * M * COLUMNS / 4u + THREADS * EACH; // vec4 of state
 const SLACK: f32 = 8.0;
 
-@each($x: q, k, v)
-@if(VEC * Q2 == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
+@each($x $TWO: q Q2, k KV2, v KV2)
+@if(VEC * $TWO == 1u) @binding var<storage, read> $x: array<vec2<u32>>;
 @else @binding var<storage, read> $x: array<vec4<u32>>;
 @binding var<storage, read> mask, bias: array<u32>;
 @if(SPLIT == 0u) @if(OUT16 == 1u) @binding var<storage, read_write> o: Words;

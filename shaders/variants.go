@@ -108,7 +108,7 @@ type Flash struct {
 
 // Matrix is the kernel of prefill on matrix units, or with Split of the first half of decoding, whose workgroups have TY subgroups of Lanes threads.
 type Matrix struct {
-	In, KV Type // of q; of k and v, the same: F16, BF16 or F32
+	In, KV Type // of q: F16, BF16 or F32; of k and v: the same, or F8 next to 16 bits
 	Paged  bool // k and v are pools of pages
 	Listed bool // keys are listed
 	Packed bool // batches are sequences that follow one another

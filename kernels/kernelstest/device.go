@@ -310,8 +310,11 @@ func (b *built) row(batch, h, i int) oracle.Row {
 
 // weightType returns the type to which weights are rounded before they multiply values.
 func (b *built) weightType() backend.DType {
-	if t := b.keyType(); b.Options.LowPrecision && (t == backend.F16 || t == backend.BF16) {
+	switch t := b.keyType(); {
+	case b.Options.LowPrecision && (t == backend.F16 || t == backend.BF16):
 		return t
+	case b.Options.LowPrecision && t == backend.F8:
+		return backend.F16
 	}
 	return backend.F32
 }

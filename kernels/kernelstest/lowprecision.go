@@ -13,7 +13,7 @@ import (
 )
 
 // lowPrecisionCases are calls with Options.LowPrecision, with keys and values of a type. Queries have
-// it, too, except next to Q8.
+// it, too, except next to Q8, and to F8, where they are BF16 and F16 in turns.
 func lowPrecisionCases(dtype backend.DType) []Case {
 	f32, few, many := backend.F32, dims(2, 6, 2, 1, 700, 64, 64), dims(1, 4, 2, 70, 150, 64, 64)
 	cases := []Case{
@@ -43,7 +43,7 @@ func lowPrecisionCases(dtype backend.DType) []Case {
 		{Name: "float32 queries, decode", Dims: few, DType: f32, Keys: &dtype},
 	}
 	switch dtype {
-	case backend.Q8:
+	case backend.Q8, backend.F8:
 		cases = slices.DeleteFunc(cases, func(c Case) bool { return c.Dims.Dim%4 > 0 })
 	case f32:
 		cases = slices.DeleteFunc(cases, func(c Case) bool { return c.Keys != nil })
@@ -53,6 +53,8 @@ func lowPrecisionCases(dtype backend.DType) []Case {
 		switch {
 		case dtype == backend.Q8:
 			c.Keys = &dtype
+		case dtype == backend.F8 && c.Keys == nil:
+			c.Keys, c.DType = &dtype, []backend.DType{backend.BF16, backend.F16}[i%2]
 		case c.Keys == nil:
 			c.DType = dtype
 		}
@@ -67,7 +69,7 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 	low := plain
 	low.Options.LowPrecision = true
 	splits := planOf(t, dev, low).Matrices > 0
-	for i, dtype := range []backend.DType{backend.BF16, backend.F16, backend.Q8, backend.F32} {
+	for i, dtype := range []backend.DType{backend.BF16, backend.F16, backend.Q8, backend.F8, backend.F32} {
 		if dtype == backend.F32 && !splits {
 			break // the same kernels as without the option
 		}
@@ -82,7 +84,7 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 			})
 		}
 		for _, rows := range []int{1, 70} {
-			if dtype == backend.Q8 || dtype == backend.F32 { // a device need not round
+			if dtype.Quantised() || dtype == backend.F32 { // a device need not round
 				break
 			}
 			t.Run(fmt.Sprintf("%v reaches the bound, %d rows", dtype, rows), func(t *testing.T) { reachesBound(t, dev, dtype, rows) })
@@ -94,6 +96,7 @@ func testLowPrecision(t *testing.T, dev *kernels.Device, h Harness) {
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, dev, backend.BF16, 70, 1, 16) })
 	t.Run("rows alone, f16", func(t *testing.T) { rowsAlone(t, dev, backend.F16, 70, 1, 19) })
 	t.Run("rows alone, q8", func(t *testing.T) { rowsAlone(t, dev, backend.Q8, 6, 1, 3) })
+	t.Run("rows alone, f8", func(t *testing.T) { rowsAlone(t, dev, backend.F8, 70, 1, 17) })
 	if implements[backend.Differentiator](dev) {
 		testLowGradients(t, dev, h)
 	}
@@ -164,8 +167,11 @@ func planOf(t *testing.T, dev *kernels.Device, c Case) kernels.Plan {
 // different units for the products.
 func rowsAlone(t *testing.T, dev *kernels.Device, keys backend.DType, rows int, some ...int) {
 	c := Case{Name: "rows alone", Dims: dims(1, 4, 2, rows, 701, 64, 64), DType: keys, Options: kernels.Options{LowPrecision: true}, Seed: 7}
-	if keys == backend.Q8 {
+	switch keys {
+	case backend.Q8:
 		c.DType, c.Keys = backend.F32, &keys
+	case backend.F8:
+		c.DType, c.Keys = backend.BF16, &keys
 	}
 	needs(t, dev, c)
 	on := c.build().on(t, dev)

@@ -8,13 +8,15 @@
 // factor is 2^-49. Other elements of the row keep theirs, because they may be small. The last bit of each says which
 // factor it has.
 //
+// Keys and values of f8 next to bf16 get 2^4 and 2^7, with which all but NaN fit; next to f16 they are numbers of f16.
+//
 // For f32 the powers are 2^5, 2^7, [2^14, 2^15) and 2^6, and 29 exponents are not odd: their high parts are normal
 // numbers of f16, see split.wgsl.
 
 // Exponents, as bf16 and f32 have them: of the largest numbers, of the keys and values that come to these, of huge values.
 const TOP: u32 = 141u + min(IN, 1u);
 const K_TOP: u32 = 136u + 2u * min(IN, 1u);
-const V_TOP: u32 = 134u;
+const V_TOP: u32 = 134u + KV / 6u;
 const HUGE: u32 = 191u;
 const SPAN: u32 = 29u + 4u * min(IN, 1u); // exponents that are not odd
 const W_UP: u32 = 6u + min(IN, 1u); // of the factor of weights
@@ -74,9 +76,12 @@ fn part_of(x: vec4<f32>, part: u32) -> vec4<f32> {
     return sum;
 }
 
-// only_finite returns UNIT values of f16 with 0 for each that is a NaN or an infinity.
+// only_finite returns UNIT values of f16 or f8 with 0 for each that is a NaN or an infinity.
 fn only_finite(x: vec4<u32>) -> vec4<u32> {
-    @if(VEC == 0u) return select(x, vec4<u32>(0u), (x & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u));
+    @if(KV == 6u) {
+        let nan = ((x & vec4<u32>(0x7f7f7f7fu)) + vec4<u32>(0x01010101u)) & vec4<u32>(0x80808080u);
+        return x & ~((nan >> vec4<u32>(7u)) * 255u);
+    } @else @if(VEC == 0u) return select(x, vec4<u32>(0u), (x & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u));
     @else {
         let low = select(vec4<u32>(0xffffu), vec4<u32>(0u), (x & vec4<u32>(0x7c00u)) == vec4<u32>(0x7c00u));
         let high = select(vec4<u32>(0xffff0000u), vec4<u32>(0u), (x & vec4<u32>(0x7c000000u)) == vec4<u32>(0x7c000000u));

@@ -66,7 +66,7 @@ func (m Matrices) Kernel(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 	if s.Wide {
 		k.Vec = 1
 	}
-	if s.Eights && s.In != backend.F32 {
+	if s.Eights && s.In != backend.F32 && s.KV == s.In {
 		k.Vec = 2
 	}
 	k.Full = s.Wide && k.Depth == dim && k.Columns == s.ValueDim
@@ -111,10 +111,10 @@ func (m Matrices) Decode(s Shape, dim int) (k shaders.Matrix, whyNot string) {
 		return k, whyNot
 	}
 	if s.In == backend.F32 || max(dim, s.ValueDim) > maxDecodeDim {
-		return k, fmt.Sprintf("matrices decode heads of up to %d elements of f16 and bf16", maxDecodeDim)
+		return k, fmt.Sprintf("matrices decode heads of up to %d elements of f16, bf16 and f8", maxDecodeDim)
 	}
 	k.Split, k.Out16 = matrixSplit, false // splitmerge.wgsl writes o
-	least, words := max(k.N, k.K, 4*max(k.Lanes/k.M, 1)), (k.Depth+k.Columns)/2
+	least, words := max(k.N, k.K, 4*max(k.Lanes/k.M, 1)), (k.Depth+k.Columns)*s.KV.Size()/4
 	for k.Keys = 32; k.Keys > least && (s.Software || k.Keys*words > loadWords*k.Lanes || shaders.Describe(k).WorkgroupMemory > s.Limits.Memory); {
 		k.Keys /= 2
 	}
