@@ -74,7 +74,7 @@ if [ -e "$programs/dawn" ]; then
 			"$programs/dawn:/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64" "$programs/$program" "$@"
 	}
 	dawn 30 devices-dawn attn devices
-	dawn 120 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/(b?f16|f32)'
+	dawn 120 matrices-tests gpu-go-webgpu.test -test.short -test.v -test.run 'TestMatrix|TestConformance$/LowPrecision/(b?f16|f8|f32)'
 	dawn 180 matrices gpu-go-webgpu.test -test.run '^$' -test.bench Matrices -test.benchtime 2x
 	dawn 120 preset-dawn attn bench --preset gpu --json "$out/preset-dawn.json" --markdown "$out/preset-dawn.md"
 	if [ -e "$out/GLCache" ]; then tar -C "$out" -czf "$out/machine-code.tgz" GLCache && rm -r "$out/GLCache"; fi
