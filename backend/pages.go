@@ -27,7 +27,7 @@ func (c *Call) CheckPages() error {
 		longest = max(longest, len(row))
 	}
 	if p.Keys > longest*size {
-		return fmt.Errorf("pages: there are %d keys, the %d pages of the pool have %d: %w", p.Keys, pages, pages*size, ErrShape)
+		return fmt.Errorf("pages: there are %d keys, the %d pages of the pool or of the longest list have %d: %w", p.Keys, longest, longest*size, ErrShape)
 	}
 	size = max(size, 1) // without rows there are no keys, and no page is needed
 	if len(p.Table) != batch {

@@ -191,8 +191,8 @@ type part struct {
 	open  *attention // nil if the call is one task, which opens it
 }
 
-// taskWork is the most work of a call that is one task of a batch, in FLOPs: about 20 microseconds. The caller would
-// open such calls while all workers wait.
+// taskWork is the most work of a call that is one task of a batch, in FLOPs: about 20 microseconds. Such calls open in
+// their task, because workers would wait for the caller.
 const taskWork = 1 << 21
 
 // open opens calls. After an error, too, the caller must close b.
@@ -212,7 +212,7 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 		x, threads := &b.calls[n], be.threads()
 		x.first = b.tasks
 		if float64(x.work)*float64(tasksPerThread*threads) <= float64(total) {
-			threads = 0 // at most one task of the whole
+			threads = 0 // too little to divide
 			if x.work <= taskWork {
 				b.tasks++
 				continue

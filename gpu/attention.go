@@ -15,9 +15,10 @@ import (
 )
 
 // Attention computes each call in one pass over the keys, or one for each 256 columns of V.
-// In addition to the operands it uses O(Sq) memory, none when the keys come in one chunk. The
-// dispatches of several calls share submissions, so that many short sequences cost a
-// dispatch each instead of a round trip. Errors are those of backend.Backend;
+// In addition to the operands prefill keeps a state of O(Sq) once rows see more than one split
+// of some 256 keys, and another when the keys come in chunks; decoding keeps one for each row
+// and split. The dispatches of several calls share submissions, so that many short sequences
+// cost a dispatch each instead of a round trip. Errors are those of backend.Backend;
 // backend.ErrUnsupported names options that the device does not support together.
 // Lists are downloaded where kernels cannot look keys up, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {

@@ -34,7 +34,7 @@
 //
 // The operations on a row and their order are those of flash.wgsl: both yield the same bits for a row.
 //
-// Workgroup memory: 16·(KN + GN·WN + STAGES·QN + PN + SN·SG) + 32 + 8·RN bytes.
+// Workgroup memory: 16·(KN + GN·WN + STAGES·QN + PN + SV·SG) + 32 + 8·RN bytes.
 
 const EL: u32 = 4u * (1u + min(KV, 1u) + KV / 4u * 2u); // elements in 16 bytes: 4, 8 or 16
 const SCALES: u32 = KV / 4u * (max(KV, 3u) - 3u) * (1u - KV / 6u); // of a key in a stage: 1 of q8, 2 of q4, else 0
@@ -314,7 +314,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, offset: i3
     let v_at = (p.v.base + v_batch + kh * p.v.h) / UNIT;
 
     @inline keys_of_split(b, first);
-    if (begin >= end) { // splitmerge.wgsl reads the state of no key end but a count, which it does not know
+    if (begin >= end) { // splitmerge.wgsl finds splits by the positions of keys, and does not know the counts of lists
         @if(LISTED == 1u) if ((p.flags & HAS_COUNTS) != 0u) { @inline write_empty(); }
         return;
     }

@@ -71,7 +71,7 @@
 // QD = 0 stages weights only, all of a tile at once, and reads q, k and v where they are used. It is for drivers
 // that execute threads on a processor: a read of workgroup memory costs them as much as one of a buffer.
 //
-// Workgroup memory: 16·(TY·SA + TX·SB + MN) + 4 bytes.
+// Workgroup memory: 16·(TY·SA + TX·SB + MN) + 4 bytes, 4 more with a score mod.
 
 const Q2: u32 = VEC * min(IN, 1u); // 1: q is bound as fours of 16-bit elements
 const KV2: u32 = VEC * min(1u - KV / 4u, min(KV, 1u)); // the same for k and v

@@ -61,9 +61,9 @@ type AttentionParams struct {
 	Keys         int // keys of the chunk
 	Key0         int // index in the call of the first, a multiple of the tile size
 	AllKeys      int // keys of the call
-	Parts        int // splits of the chunk
+	Parts        int // splits of the chunk; gradients: parts of the columns
 	Part0        int // splits of the box before the chunk
-	Splits       int // splits of the box
+	Splits       int // splits of the box; gradients: vec4 of a row of state
 	Dim          int // D
 	VDim         int // Dv
 	Running      int // position of the unfinished split's state, in vec4; flash only
@@ -92,7 +92,7 @@ type AttentionParams struct {
 	Pages        int     // pages of a batch in the table
 	TableAt      int     // position of the first batch's pages in the table
 	PageBits     int     // log2 of page, 32 when page is not a power of 2
-	BatchHeads   int     // query heads of the box in all batches; flash only
+	BatchHeads   int     // query heads of the box in all batches; gradients: owners of results
 	ModBatch     int     // added to batch, head, row and key for the score mod
 	ModHead      int
 	ModRow       int

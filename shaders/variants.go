@@ -51,7 +51,7 @@ type Both uint32
 const (
 	Neither Both = iota // the call has at most one mask, in mask, and one bias, in bias
 	Apart               // in the bindings blocks and relative
-	Crossed             // in bias, as the call has none, or in mask, as it has none
+	Crossed             // the block mask in bias, of calls without a bias, or the relative bias in mask, of calls without a mask
 )
 
 // Result is what Gradient computes.

@@ -17,7 +17,8 @@ import (
 //	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
 //
 // k and v are in the device's memory, F32, F16 or BF16, each independently. v is the zero Tensor
-// for a cache whose config is Latent. After an error the sequences are unchanged.
+// for a cache whose config is Latent. After an error no token is added; a Cache with a Window may
+// have dropped tokens that the next row would not have seen.
 //
 // Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no room
 // or too few pages are free, ErrReleased for a cache or a sequence that was released,

@@ -60,7 +60,7 @@ type Rotary interface {
 
 // Cache keeps the keys and values of a fixed number of sequences, each in contiguous
 // memory. Its methods are safe for concurrent use: attention calls run concurrently, all
-// other methods wait for them. After a failed Append the sequences are unchanged.
+// other methods wait for them.
 type Cache struct{ batch }
 
 // New returns an empty cache, for the caller to Release.

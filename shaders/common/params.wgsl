@@ -22,9 +22,9 @@ struct Strides {
     keys: u32, // keys of the chunk
     key0: u32, // index in the call of the first, a multiple of the tile size
     all_keys: u32, // keys of the call
-    parts: u32, // splits of the chunk
+    parts: u32, // splits of the chunk; gradients: parts of the columns
     part0: u32, // splits of the box before the chunk
-    splits: u32, // splits of the box
+    splits: u32, // splits of the box; gradients: vec4 of a row of state
     dim: u32, // D
     vdim: u32, // Dv
     running: u32, // position of the unfinished split's state, in vec4; flash only
@@ -49,7 +49,7 @@ struct Strides {
     pages: u32, // pages of a batch in the table
     table_at: u32, // position of the first batch's pages in the table
     page_bits: u32, // log2 of page, 32 when page is not a power of 2
-    batch_heads: u32, // query heads of the box in all batches; flash only
+    batch_heads: u32, // query heads of the box in all batches; gradients: owners of results
     mod_batch: u32, // added to batch, head, row and key for the score mod
     mod_head, mod_row, mod_key: u32,
     values: u32, // of the score mod

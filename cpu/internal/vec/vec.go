@@ -1,4 +1,4 @@
-// Package vec is the arithmetic of attention on one core: the inner loops on blocks of Q, K and V that package cpu prepares.
+// Package vec is the arithmetic of attention on one core: the inner loops on blocks of Q, K and V that package tile prepares.
 //
 // A register tile has query rows as lanes. For a block of keys and values it computes
 //

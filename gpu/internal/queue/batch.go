@@ -13,8 +13,8 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Bounds of one submission. The parameters of some 50 dispatches of the largest kernel fit,
-// 1.2 KiB each at an alignment of 256 bytes.
+// Bounds of one submission. The parameters of 36 dispatches of the largest kernel fit, 1,552 bytes
+// each at an alignment of 256.
 const (
 	maxDispatches = 128
 	batchBytes    = 64 << 10

@@ -6,7 +6,7 @@
 //	batch       the dispatches of the next submission
 //	submission  a submission that may still run
 //
-// Op.walk goes over the chunks of an operation. What runs, plans or warms up a call is given the step of each chunk:
+// Op.walk visits the chunks of an operation. Three callers take the step of each:
 //
 //	Runner.Queue   submits it with others     (Device.Do)
 //	Device.Count   counts it, for a plan

@@ -1,6 +1,7 @@
-// Package tune chooses among the variants of the prefill kernel, flash.wgsl.
+// Package tune chooses kernels: a variant of the prefill kernel, flash.wgsl, by rule or by measuring, the tiling
+// of decode.wgsl, and kernels on matrix units.
 //
-// A [Variant] is one way to divide the kernel's tiles among the threads of a workgroup.
+// A [Variant] is one way to divide the tiles of flash.wgsl among the threads of a workgroup.
 // All variants compute the same bits. Which one is the fastest depends on the device and
 // on the [Shape] of the call. [Shape.Rule] estimates it from the shape and the device's
 // limits; a [Tuner] measures it, compares the results of each variant with those of the
