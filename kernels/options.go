@@ -105,14 +105,18 @@ type Options struct {
 	// Dropout drops weights at random and divides the others by 1-P. LSE does not
 	// change; Weights are those after dropout.
 	Dropout Dropout
-	// LowPrecision trades accuracy for speed, as FlashAttention does, where k and v are F16 or BF16: each weight exp(s
-	// - m), with m the largest score so far or up to 8·log 2 below it, may be rounded to their type before it multiplies
-	// v, and products are taken in that type, if q has it too, with float32 sums: in the unit that [Call.Plan] names. LSE,
-	// Weights and the sum that divides o are those before the rounding. Where k and v are F8, weights may be rounded to
-	// F16, and products next to a q of F16 or BF16 are taken in it. Next to Q8 keys, q may be rounded to 16 bits.
-	// Where q, k and v are F32, each may be split in two numbers of F16, as PyTorch's float32_matmul_precision "high"
-	// does, on matrix units: the bound grows by 1.7 times at most, but for weights below 2^-19. In gradients
-	// of F16 and BF16 operands P and dS may be rounded to F16 too, in units of the largest of their sum.
+	// LowPrecision trades accuracy for speed, as FlashAttention does: numbers may be rounded before they are multiplied,
+	// with float32 sums, in the unit that [Call.Plan] names. By the type of k and v:
+	//
+	//   - F16, BF16: each weight exp(s - m), with m the largest score so far or up to 8·log 2 below it, is rounded to
+	//     their type before it multiplies v. Products are taken in that type if q has it too.
+	//   - F8: weights are rounded to F16, and products with a q of F16 or BF16 are taken in F16.
+	//   - Q8: q is rounded to 16 bits.
+	//   - F32, like q: each number is split in two of F16, as PyTorch's float32_matmul_precision "high" does, on matrix
+	//     units. The bound grows by 1.7 times at most, but for weights below 2^-19.
+	//
+	// LSE, Weights and the sum that divides o are those before the rounding. In gradients of F16 and BF16 operands P and
+	// dS may be rounded to F16 too, in units of the largest of their sum.
 	LowPrecision bool
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and
