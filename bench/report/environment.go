@@ -45,7 +45,7 @@ type Environment struct {
 	// Backends are the devices that were measured.
 	Backends []kernels.Info `json:"backends"`
 	// Missing has a line for each backend that has no device, and for each device with matrix units that no
-	// library reaches or no case uses.
+	// library reaches or that fused calls leave idle.
 	Missing []string `json:"missing"`
 }
 

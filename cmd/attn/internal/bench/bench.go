@@ -174,7 +174,7 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report
 	return bench.Run(ctx, devices, cfg)
 }
 
-// idle has a line for each device that would use matrix units with an option that no case has.
+// idle has a line for each device whose fused calls would use matrix units with an option that no case has.
 func idle(ctx context.Context, devices []*kernels.Device, cfg bench.Config) (lines []string) {
 	if slices.ContainsFunc(cfg.Series, func(s bench.Series) bool { return s.Case.LowPrecision }) {
 		return nil
@@ -186,7 +186,7 @@ func idle(ctx context.Context, devices []*kernels.Device, cfg bench.Config) (lin
 			continue
 		}
 		if plan, err := call.Plan(ctx); err == nil && plan.Matrices > 0 {
-			lines = append(lines, dev.Info().Name+" · matrix units are idle: --low-precision uses them, with --dtype f16, bf16 or f32")
+			lines = append(lines, dev.Info().Name+" · fused calls leave matrix units idle: --low-precision uses them, with --dtype f16, bf16 or f32")
 		}
 	}
 	return lines

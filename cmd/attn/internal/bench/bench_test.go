@@ -232,7 +232,7 @@ func TestIdleMatrixUnits(t *testing.T) {
 	backend.Register("idling", clitest.OnCPU(func(be backend.Backend) backend.Backend { return idling{be} }))
 	for _, low := range []bool{false, true} {
 		out, _ := measured(t, "--seq", "8", "--heads", "1", "--backend", "idling", "--dtype", "f16", "--rounds", "1", fmt.Sprintf("--low-precision=%t", low))
-		if strings.Contains(out, "matrix units are idle: --low-precision") == low {
+		if strings.Contains(out, "leave matrix units idle: --low-precision") == low {
 			t.Errorf("--low-precision=%t:\n%s", low, out)
 		}
 	}
