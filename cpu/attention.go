@@ -31,12 +31,12 @@ import (
 func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return be.do(ctx, "attention", func() error {
 		if len(calls) != 1 {
-			var b batch
-			defer b.close()
-			if err := b.open(be, calls); err != nil {
+			var j jointCalls
+			defer j.close()
+			if err := j.open(be, calls); err != nil {
 				return err
 			}
-			return sharedPool.Run(ctx, &b, b.floats, b.tasks, be.threads())
+			return sharedPool.Run(ctx, &j, j.floats, j.tasks, be.threads())
 		}
 		var pinned backend.Pinned
 		defer pinned.Unpin()
@@ -91,22 +91,29 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (a *attention, er
 	if v := &c.Visible; (v.KLen != nil || v.Offsets != nil) && a.partition.taskGroups == 0 {
 		a.sort(c)
 	}
-	if a.partition.keyChunks <= 1 {
-		return a, nil
+	if a.partition.tileChunks > 1 {
+		if err = a.shareSums(); err != nil {
+			a.release()
+			return nil, err
+		}
 	}
-	sums := a.partition.layout.AllSums
-	pool.Resize(&a.saved, sums*a.partition.layout.StateFloats, &err)
-	pool.Resize(&a.set, sums, &err)
-	if pool.Resize(&a.pending, a.partition.tasks/a.partition.keyChunks, &err); err != nil {
-		a.release()
-		return nil, fmt.Errorf("sums of %d tasks: %w", a.partition.tasks, err)
+	return a, nil
+}
+
+// shareSums allocates the sums of tiles whose keys several chunks divide.
+func (a *attention) shareSums() (err error) {
+	x := &a.partition
+	pool.Resize(&a.saved, x.layout.AllSums*x.layout.StateFloats, &err)
+	pool.Resize(&a.set, x.layout.AllSums, &err)
+	if pool.Resize(&a.pending, x.tasks/x.tileChunks, &err); err != nil {
+		return fmt.Errorf("sums of %d tasks: %w", x.tasks, err)
 	}
 	a.tiles.Saved, a.tiles.Set = a.saved, a.set
 	clear(a.set)
 	for i := range a.pending {
-		a.pending[i].Store(int32(a.partition.keyChunks))
+		a.pending[i].Store(int32(x.tileChunks))
 	}
-	return a, nil
+	return nil
 }
 
 // listed returns a call with Lists, which are pinned, as one with Listed.
@@ -150,7 +157,7 @@ func (a *attention) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 
 // tilesTask computes the tiles of chunk n.
 func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
-	c, shared := a.partition.chunk(n), a.partition.keyChunks > 1
+	c, shared := a.partition.chunk(n), a.partition.tileChunks > 1
 	if len(a.order) > 0 {
 		c.Batch = a.order[c.Batch]
 	}
@@ -162,7 +169,7 @@ func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 		}
 		a.tiles.Block(s, &c, tiles, j0)
 	}
-	if shared && a.pending[n/a.partition.keyChunks].Add(-1) > 0 {
+	if shared && a.pending[n/a.partition.tileChunks].Add(-1) > 0 {
 		return nil
 	}
 	for i := range tiles {
@@ -174,47 +181,47 @@ func (a *attention) tilesTask(turn *pool.Turn, w *pool.Scratch, n int) error {
 	return nil
 }
 
-// batch is calls that are computed together.
-type batch struct {
+// jointCalls are calls that are computed together.
+type jointCalls struct {
 	be     *Backend
 	pinned []backend.Pinned
-	calls  []part
+	calls  []jointCall
 	tasks  int
 	floats int // of scratch, the most of any open call
 }
 
-// part is a call of a batch.
-type part struct {
+// jointCall is one of them.
+type jointCall struct {
 	c     *backend.Call
 	work  int64
 	first int        // task
 	open  *attention // nil if the call is one task, which opens it
 }
 
-// taskWork is the most work of a call that is one task of a batch, in FLOPs: about 20 microseconds. Such calls open in
+// taskWork is the most work of a call that is one task of jointCalls, in FLOPs: about 20 microseconds. Such calls open in
 // their task, because workers would wait for the caller.
 const taskWork = 1 << 21
 
-// open opens calls. After an error, too, the caller must close b.
-func (b *batch) open(be *Backend, calls []*backend.Call) error {
+// open opens calls. After an error, too, the caller must close j.
+func (j *jointCalls) open(be *Backend, calls []*backend.Call) error {
 	total := int64(0)
-	b.be, b.calls, b.pinned = be, make([]part, len(calls)), make([]backend.Pinned, len(calls))
+	j.be, j.calls, j.pinned = be, make([]jointCall, len(calls)), make([]backend.Pinned, len(calls))
 	for n, c := range calls {
-		if err := pinCall(&b.pinned[n], c); err != nil {
+		if err := pinCall(&j.pinned[n], c); err != nil {
 			return err
 		}
-		b.calls[n] = part{c: c, work: backend.NewPlan(c).FLOPs}
-		total += b.calls[n].work
+		j.calls[n] = jointCall{c: c, work: backend.NewPlan(c).FLOPs}
+		total += j.calls[n].work
 	}
 	// Tasks are taken from the last one on.
-	slices.SortStableFunc(b.calls, func(x, y part) int { return cmp.Compare(x.work, y.work) })
-	for n := range b.calls {
-		x, threads := &b.calls[n], be.threads()
-		x.first = b.tasks
+	slices.SortStableFunc(j.calls, func(x, y jointCall) int { return cmp.Compare(x.work, y.work) })
+	for n := range j.calls {
+		x, threads := &j.calls[n], be.threads()
+		x.first = j.tasks
 		if float64(x.work)*float64(tasksPerThread*threads) <= float64(total) {
 			threads = 0 // too little to divide
 			if x.work <= taskWork {
-				b.tasks++
+				j.tasks++
 				continue
 			}
 		} else {
@@ -224,32 +231,32 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 		if x.open, err = be.openAttention(x.c, threads); err != nil {
 			return err
 		}
-		b.tasks += x.open.partition.tasks
-		b.floats = max(b.floats, x.open.partition.floats)
+		j.tasks += x.open.partition.tasks
+		j.floats = max(j.floats, x.open.partition.floats)
 	}
 	return nil
 }
 
 // close releases the calls and their operands.
-func (b *batch) close() {
-	for _, x := range b.calls {
+func (j *jointCalls) close() {
+	for _, x := range j.calls {
 		if x.open != nil {
 			x.open.release()
 		}
 	}
-	for n := range b.pinned {
-		b.pinned[n].Unpin()
+	for n := range j.pinned {
+		j.pinned[n].Unpin()
 	}
 }
 
 // Task implements pool.Job.
-func (b *batch) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
-	next, _ := slices.BinarySearchFunc(b.calls, t+1, func(x part, t int) int { return cmp.Compare(x.first, t) })
-	x := &b.calls[next-1]
+func (j *jointCalls) Task(turn *pool.Turn, w *pool.Scratch, t int) error {
+	next, _ := slices.BinarySearchFunc(j.calls, t+1, func(x jointCall, t int) int { return cmp.Compare(x.first, t) })
+	x := &j.calls[next-1]
 	if x.open != nil {
 		return x.open.Task(turn, w, t-x.first)
 	}
-	a, err := b.be.openAttention(x.c, 0)
+	a, err := j.be.openAttention(x.c, 0)
 	if err != nil {
 		return err
 	}

@@ -25,13 +25,13 @@ func TestBatchIsDivided(t *testing.T) {
 			for _, n := range c.seqs {
 				calls = append(calls, plain(t, 1, n, 16))
 			}
-			var b batch
-			must.Do(t, b.open(be, calls))
-			last := b.tasks - b.calls[len(calls)-1].first
-			if first := b.calls[1].first; first > c.first || last < c.least {
+			var j jointCalls
+			must.Do(t, j.open(be, calls))
+			last := j.tasks - j.calls[len(calls)-1].first
+			if first := j.calls[1].first; first > c.first || last < c.least {
 				t.Errorf("%s: the shortest call has %d tasks, the longest %d", c.name, first, last)
 			}
-			b.close()
+			j.close()
 		}
 	})
 }

@@ -24,7 +24,7 @@ type partition struct {
 	chunkTiles  int // tiles of a chunk
 	groupChunks int // chunks of a group over all keys
 	chunkSums   int // sums of the keys of a chunk
-	keyChunks   int // chunks over the same tiles
+	tileChunks  int // chunks over the same tiles, which divide their keys
 	taskGroups  int // groups of a task, where they are small problems; else 0
 	tasks       int
 	floats      int // of scratch that a goroutine needs for a call of Attention
@@ -42,7 +42,7 @@ const (
 )
 
 // newPartition divides c among at most threads goroutines, in tiles with keys as lanes for few rows.
-// A call that is a small part of a batch has threads 0 and gets as few tasks as possible.
+// A small one of several joint calls has threads 0 and gets as few tasks as possible.
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	d, x := c.Dims(), fastestKernels(k, c)
 	rows := d.Heads / d.KVHeads * d.SeqQ
@@ -112,7 +112,7 @@ func evenBatches(c *backend.Call) int {
 // divide divides a call with layout l into tasks. even is how many batches like its longest
 // would be as much work.
 func divide(l tile.Layout, fewRows bool, even, threads int) partition {
-	x := partition{layout: l, keyChunks: 1}
+	x := partition{layout: l, tileChunks: 1}
 	groups, want := even*l.Dims.KVHeads, max(1, tasksPerThread*threads)
 	if fewRows {
 		want = max(1, decodeTasks*threads)
@@ -128,9 +128,9 @@ func divide(l tile.Layout, fewRows bool, even, threads int) partition {
 	// With few rows the sums are a small part of their keys.
 	saved := l.AllSums * l.StateFloats
 	if tasks := groups * x.groupChunks; tasks < want && (fewRows || saved <= maxSavedFloats) {
-		x.keyChunks = min(l.Sums, tile.CeilDiv(want, tasks))
+		x.tileChunks = min(l.Sums, tile.CeilDiv(want, tasks))
 	}
-	x.shareKeys(tile.CeilDiv(l.Sums, x.keyChunks))
+	x.shareKeys(tile.CeilDiv(l.Sums, x.tileChunks))
 	x.threads = max(1, min(threads, x.tasks))
 	return x
 }
@@ -138,14 +138,14 @@ func divide(l tile.Layout, fewRows bool, even, threads int) partition {
 // shareKeys sets the number of sums of a chunk.
 func (x *partition) shareKeys(sums int) {
 	l := &x.layout
-	x.chunkSums, x.keyChunks = sums, tile.CeilDiv(l.Sums, sums)
-	x.tasks = l.Dims.Batch * l.Dims.KVHeads * x.groupChunks * x.keyChunks
+	x.chunkSums, x.tileChunks = sums, tile.CeilDiv(l.Sums, sums)
+	x.tasks = l.Dims.Batch * l.Dims.KVHeads * x.groupChunks * x.tileChunks
 }
 
 // chunk returns what task t computes.
 func (x *partition) chunk(t int) tile.Chunk {
-	l, tiles := &x.layout, t/x.keyChunks
-	group, first := tiles/x.groupChunks, t%x.keyChunks*x.chunkSums
+	l, tiles := &x.layout, t/x.tileChunks
+	group, first := tiles/x.groupChunks, t%x.tileChunks*x.chunkSums
 	c := tile.Chunk{Batch: group / l.Dims.KVHeads, KVHead: group % l.Dims.KVHeads}
 	c.First = tiles % x.groupChunks * x.chunkTiles
 	c.End = min(c.First+x.chunkTiles, l.Tiles)
@@ -156,7 +156,7 @@ func (x *partition) chunk(t int) tile.Chunk {
 // scratchBytes returns the memory that a call of Attention needs in addition to its operands.
 func (x *partition) scratchBytes() int64 {
 	n := int64(x.threads) * int64(x.floats+pool.AlignFloats)
-	if x.keyChunks > 1 {
+	if x.tileChunks > 1 {
 		n += int64(x.layout.AllSums * x.layout.StateFloats)
 	}
 	return 4 * n
@@ -206,7 +206,7 @@ func (x *partition) String() string {
 			x.tasks, x.taskGroups, l.Rows, l.Dims.Batch, l.Dims.KVHeads, l.Dims.SeqK, x.threads)
 	}
 	return fmt.Sprintf("%d tasks of %s (%d batches x %d kv heads x %d tiles x %d spans of keys), key blocks of %d, sums of %d, %d goroutines",
-		x.tasks, what, l.Dims.Batch, l.Dims.KVHeads, l.Tiles, x.keyChunks, tile.BlockKeys, tile.SumKeys, x.threads)
+		x.tasks, what, l.Dims.Batch, l.Dims.KVHeads, l.Tiles, x.tileChunks, tile.BlockKeys, tile.SumKeys, x.threads)
 }
 
 // explain names the code and describes the partition's choices for a plan.
@@ -236,7 +236,7 @@ func (x *partition) explain(c *backend.Call) (path, why string) {
 	} else if !l.ReadK || !l.ReadV {
 		s += "; keys or values are not float32 rows of whole vectors and are converted block by block"
 	}
-	if x.keyChunks > 1 {
+	if x.tileChunks > 1 {
 		s += "; the keys are divided as well, so that every thread has work"
 	}
 	return path, s

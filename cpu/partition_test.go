@@ -40,9 +40,9 @@ func TestPartition(t *testing.T) {
 		}
 		call := &backend.Call{Q: meta(c.h, c.sq), K: meta(c.hkv, c.sk), V: meta(c.hkv, c.sk), O: meta(c.h, c.sq), Problem: backend.Problem{Visible: backend.Everything()}}
 		x := newPartition(c.k, call, c.threads)
-		if x.tasks != c.tasks || x.chunkTiles != c.tiles || x.keyChunks != c.chunks || x.layout.KeyLanes != c.keyLanes || x.threads != min(c.threads, c.tasks) {
+		if x.tasks != c.tasks || x.chunkTiles != c.tiles || x.tileChunks != c.chunks || x.layout.KeyLanes != c.keyLanes || x.threads != min(c.threads, c.tasks) {
 			t.Errorf("%s: %d tasks of %d tiles, %d chunks of keys, keys as lanes %v, %d threads; want %d, %d, %d, %v, %d",
-				c.say, x.tasks, x.chunkTiles, x.keyChunks, x.layout.KeyLanes, x.threads, c.tasks, c.tiles, c.chunks, c.keyLanes, min(c.threads, c.tasks))
+				c.say, x.tasks, x.chunkTiles, x.tileChunks, x.layout.KeyLanes, x.threads, c.tasks, c.tiles, c.chunks, c.keyLanes, min(c.threads, c.tasks))
 		}
 		covered := 0
 		for i := range x.tasks {

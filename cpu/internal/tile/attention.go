@@ -35,9 +35,12 @@ func (a *Attention) Open(l *Layout, c *backend.Call) {
 // of its shard before them. merged is the result of the shards before, with O in o and LSE in m, if a call has several.
 type sums struct {
 	cur, all, merged state
-	at               int  // the index of cur among the sums of a row; before the first -1, which counts to the first shard
+	at               int  // the index of cur among the sums of a row, or noSum
 	hasAll           bool // all has seen keys
 }
+
+// noSum is the index before the first sum. It belongs to the first shard.
+const noSum = -1
 
 // state is the online softmax of some rows over some keys: with m the largest score, in units of log2 e,
 //
@@ -68,7 +71,7 @@ func (a *Attention) Begin(w *pool.Scratch, s *Space, c *Chunk) (tiles []Tile, ke
 	tiles, keys = l.TilesOf(s, c), Span{l.Dims.SeqK, 0}
 	for n := range tiles {
 		t := &tiles[n]
-		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), -1, false}
+		t.sums = sums{l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), l.stateIn(w.Floats(l.StateFloats)), noSum, false}
 		a.Scores.FindVisible(t)
 		keys = keys.union(t.Keys)
 		t.q = w.Floats(l.QueryFloats)
@@ -97,24 +100,42 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 		if t.here.Empty() {
 			continue
 		}
-		if t.sums.at < 0 { // the first block of t
+		if t.sums.at == noSum { // the first block of t
 			l.form.pack(&a.Products, s, t)
 		}
 		a.beginSum(s, t, j0/SumKeys)
-		b.end = 0
+		b.fetchEnd = 0
 		if !fetched { // one tile fetches the next block for all
-			b.end = min(t.Keys.Hi, c.Keys.Hi)
-			fetched = b.end > j0+BlockKeys
+			b.fetchEnd = min(t.Keys.Hi, c.Keys.Hi)
+			fetched = b.fetchEnd > j0+BlockKeys
 		}
 		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
 		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
-		t.stairs = 0
-		if edge && l.RowOutputs && !l.KeyLanes && t.Every.Lo <= t.here.Lo && t.here.Lo < t.Every.Hi && t.I+t.N <= l.Dims.SeqQ && a.Products.V.Pages == nil {
-			t.stairs = t.here.Hi - t.Every.Hi
+		if t.stairs = 0; edge {
+			t.stairs = a.stairs(t)
 		}
 		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.OnlyKeyLanes || edge && t.stairs == 0
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
+}
+
+// stairs returns how many of the last keys of here RowValues takes as stairs: the n-th of them, from 0, is hidden from the
+// first n+1 rows, and the others see it. Then no hidden value is multiplied, and none must be finite.
+//
+//	keys     . . . . | 0 1 2    here, with three stairs after the keys that every row sees
+//	row I    x x x x |
+//	row I+1  x x x x | x
+//	row I+2  x x x x | x x
+//	row I+3  x x x x | x x x
+func (a *Attention) stairs(t *Tile) int {
+	l := a.Products.Layout
+	if l.KeyLanes || !l.RowOutputs || a.Products.V.Pages != nil {
+		return 0
+	}
+	if t.Every.Lo > t.here.Lo || t.here.Lo >= t.Every.Hi || t.I+t.N > l.Dims.SeqQ { // a window begins here, no key is seen by all, or rows of two heads
+		return 0
+	}
+	return t.here.Hi - t.Every.Hi
 }
 
 // FindVisible sets the keys that the rows of t see.
@@ -142,7 +163,7 @@ func (a *Attention) beginSum(s *Space, t *Tile, at int) {
 		return
 	}
 	if a.Saved == nil {
-		if last := t.sums.at/shardSums != at/shardSums; last || t.sums.at >= 0 {
+		if last := t.sums.at/shardSums != at/shardSums; last || t.sums.at != noSum {
 			a.endSum(s, t, last)
 		}
 	} else { // another task folds the sums
@@ -157,7 +178,7 @@ func (a *Attention) beginSum(s *Space, t *Tile, at int) {
 // endSum adds the current sum of t, if there is one, to those before it. With last set no other sum of its shard follows.
 func (a *Attention) endSum(s *Space, t *Tile, last bool) {
 	switch u := &t.sums; {
-	case u.at < 0: // no key was seen
+	case u.at == noSum: // no key was seen
 		u.all.reset()
 	case u.hasAll:
 		a.Products.Layout.combine(s, &u.all, &u.cur)
@@ -195,7 +216,7 @@ func (a *Attention) savedState(t *Tile, at int) (st state, set *bool) {
 
 // Fold folds the saved sums of t into it, one after another. The last one stays the current one, which Write folds.
 func (a *Attention) Fold(s *Space, t *Tile) {
-	t.sums.at = -1
+	t.sums.at = noSum
 	for at := range a.Products.Layout.Sums {
 		if st, set := a.savedState(t, at); *set {
 			a.endSum(s, t, t.sums.at/shardSums != at/shardSums)

@@ -48,7 +48,7 @@ func (keys) dots(p *Products, s *Space, t *Tile, here Span) {
 	}
 	if l.ReadK {
 		if done = n / x.Lanes * x.Lanes; done > 0 {
-			runs := p.K.Runs(&s.Runs, t.Batch, t.KVHead, here.Lo, here.Lo+done, here.Lo+BlockKeys, b.end)
+			runs := p.K.Runs(&s.Runs, t.Batch, t.KVHead, here.Lo, here.Lo+done, here.Lo+BlockKeys, b.fetchEnd)
 			x.Dots(e, s.S, BlockKeys, runs, p.K.Stride[backend.Seq], t.q, l.DimK, rows, l.DimK)
 		}
 		if done == n {

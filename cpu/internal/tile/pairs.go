@@ -40,7 +40,7 @@ func (pairs) pack(p *Products, s *Space, t *Tile) {
 }
 
 func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
-	p, b, cur, clean := &a.Products, &s.block, &t.sums.cur, t.mayHide
+	p, b, cur := &a.Products, &s.block, &t.sums.cur
 	l, n, all := p.Layout, t.here.Hi-t.here.Lo, b.span.Hi-b.span.Lo
 	x, d, at := l.Kernels, l.pairDim(), t.here.Lo-b.span.Lo
 	copy(s.MX, cur.m)
@@ -56,7 +56,7 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	whole, fours := RoundUp(n, vec.PairStep), CeilDiv(n, 4)
 	weights := as[uint32](s.pairs)[:whole/2*x.Width]
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
-	if a.Scores.Drops || clean {
+	if a.Scores.Drops || t.mayHide {
 		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
 		if a.Scores.Drops {
 			a.Scores.Drop(s, t, s.S, t.here)
@@ -74,7 +74,7 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 		strided.CopyRows(&p.V, rows, p.V.Bits, l.DimV, t.Batch, t.KVHead, b.span.Lo, all)
 		clear(rows[all*l.DimV : RoundUp(all, vec.PairStep)*l.DimV])
 	}
-	if clean && !b.checked {
+	if t.mayHide && !b.checked {
 		b.checked = true
 		for i, y := range rows[:all*l.DimV] {
 			if y&0x7f80 == 0x7f80 { // NaN or Inf

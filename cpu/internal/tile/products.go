@@ -31,20 +31,21 @@ func ScaleRows(dst, src []float32, scale float32) {
 }
 
 // addValues adds the products of the weights in s.S, after dropout, and the values of t's keys in the block to o, the
-// outputs of t. multiply takes the values in s.Runs, rows of type e that are ld apart. A value that is not finite spoils
-// the outputs, even with a weight of 0. Where a weight may have to hide one, such values are replaced by 0 first. With look
-// set, this happens only after a product with an output that is not finite: most blocks have none, and their values are
-// then read once.
-func (a *Attention) addValues(s *Space, t *Tile, o []float32, look bool, multiply func(e backend.DType, ld int)) {
-	p, x, clean := &a.Products, a.Products.Layout.Kernels, t.mayHide
+// outputs of t. multiply takes the values in s.Runs, rows of type e that are ld apart.
+//
+// A value that is not finite spoils the outputs even with a weight of 0. Where a weight may have to hide one, such values
+// are replaced by 0: before the product or, with checkAfter set, only if the product has an output that is not finite.
+// Most blocks have none, and checkAfter then reads their values once.
+func (a *Attention) addValues(s *Space, t *Tile, o []float32, checkAfter bool, multiply func(e backend.DType, ld int)) {
+	p, x := &a.Products, a.Products.Layout.Kernels
 	if a.Scores.Drops {
 		a.Scores.Drop(s, t, s.S, t.here)
 	}
-	if look = look && clean && !s.block.checked && p.Layout.ReadV; look {
+	if checkAfter = checkAfter && t.mayHide && !s.block.checked && p.Layout.ReadV; checkAfter {
 		copy(s.v, o)
 	}
-	multiply(p.values(s, t, t.here, clean && !look))
-	if look && x.NonFinite(o, len(o), 1, len(o)) {
+	multiply(p.values(s, t, t.here, t.mayHide && !checkAfter))
+	if checkAfter && x.NonFinite(o, len(o), 1, len(o)) {
 		copy(o, s.v)
 		multiply(p.values(s, t, t.here, true))
 	}
@@ -62,11 +63,11 @@ func (a *Attention) addReplaced(s *Space, t *Tile) {
 }
 
 // values sets s.Runs to the values of here, which are in the block of s, as rows of type e that are ld
-// apart, in place or converted. With clean set NaN and Inf are replaced by 0, because a weight
+// apart, in place or converted. With mayHide set NaN and Inf are replaced by 0, because a weight
 // of 0 must hide them and 0·NaN is NaN. If there are any, b.replaced is set.
-func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.DType, ld int) {
+func (p *Products) values(s *Space, t *Tile, here Span, mayHide bool) (e backend.DType, ld int) {
 	l, b := p.Layout, &s.block
-	if clean && !b.checked {
+	if mayHide && !b.checked {
 		b.checked = true
 		n, rows, ld := b.span.Hi-b.span.Lo, s.v, l.DimV
 		if l.ReadV && p.V.DType == backend.F32 && p.V.Pages == nil {
@@ -80,7 +81,7 @@ func (p *Products) values(s *Space, t *Tile, here Span, clean bool) (e backend.D
 		}
 	}
 	if l.ReadV && !b.replaced {
-		p.V.Runs(&s.Runs, t.Batch, t.KVHead, here.Lo, here.Hi, here.Lo+BlockKeys, b.end)
+		p.V.Runs(&s.Runs, t.Batch, t.KVHead, here.Lo, here.Hi, here.Lo+BlockKeys, b.fetchEnd)
 		return p.V.DType, p.V.Stride[backend.Seq]
 	}
 	p.load(&p.V, s.v, l.DimV, &b.hasV, b, t)

@@ -33,14 +33,14 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	copy(s.MX, cur.m)
 	if l.ReadK {
 		ldk = p.K.Stride[backend.Seq]
-		p.K.Runs(&s.Runs, t.Batch, t.KVHead, lo, hi, lo+BlockKeys, b.end)
+		p.K.Runs(&s.Runs, t.Batch, t.KVHead, lo, hi, lo+BlockKeys, b.fetchEnd)
 	} else {
 		p.load(&p.K, s.k, ldk, &b.hasK, b, t)
 		s.Rows(s.k[(lo-b.span.Lo)*ldk:], ldk, n, ldk)
 	}
 	if a.Scores.biasAlone {
 		a.Scores.fetchBias(s, t, next)
-	} else if next.sums.at < 0 {
+	} else if next.sums.at == noSum {
 		s.fetchRows(&p.Q, t, next, 0, l.Dims.Dim)
 	}
 	x.Scores(s.S, s.Runs, ldk, t.q, l.Dims.Dim, s.MX)
@@ -48,7 +48,8 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
 	x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	a.addValues(s, t, cur.o, 2*b.tiles*x.Width <= b.span.Hi-b.span.Lo, func(_ backend.DType, ldv int) { // else the values are fewer than the outputs, and checked first
+	checkAfter := 2*b.tiles*x.Width <= b.span.Hi-b.span.Lo // else the values are fewer than the outputs of all tiles
+	a.addValues(s, t, cur.o, checkAfter, func(_ backend.DType, ldv int) {
 		if hi == t.Keys.Hi {
 			s.fetchRows(&p.O, t, t, 0, l.Dims.ValueDim)
 		}
@@ -63,7 +64,7 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 // fetchRows makes a product of t prefetch n elements from at on of the rows of v that are those of a tile, unless it prefetches
 // keys or values.
 func (s *Space) fetchRows(v *strided.Tensor, t, of *Tile, at, n int) {
-	if t.here.Lo+BlockKeys >= s.block.end && len(s.Runs) == 1 && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
+	if t.here.Lo+BlockKeys >= s.block.fetchEnd && len(s.Runs) == 1 && v.DType == backend.F32 && v.Stride[backend.Dim] == 1 {
 		vec.Ahead(&s.Runs[0], v.F32[min(v.Index(of.Batch, of.H, of.I)+at, len(v.F32)):], v.Stride[backend.Seq], of.N, n)
 	}
 }

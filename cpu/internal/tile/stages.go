@@ -19,7 +19,7 @@ func (p *Products) BeginScores(w *pool.Scratch, s *Space, t *Tile) {
 func (p *Products) WriteScores(s *Space, c *Chunk, tiles []Tile, j0 int, dst *strided.Tensor) {
 	l := p.Layout
 	some := Span{j0, min(j0+BlockKeys, c.Keys.Hi)}
-	s.block = block{span: some, end: c.Keys.Hi}
+	s.block = block{span: some, fetchEnd: c.Keys.Hi}
 	n := some.Hi - j0
 	clear(s.bias)
 	for i := range tiles {
@@ -59,7 +59,7 @@ func (p *Products) BeginSums(w *pool.Scratch, s *Space, t *Tile, start *strided.
 func (p *Products) AddValues(s *Space, tiles []Tile, j0 int, weights *strided.Tensor, zeroHides bool) {
 	l := p.Layout
 	some := Span{j0, min(j0+BlockKeys, l.Dims.SeqK)}
-	s.block = block{span: some, end: l.Dims.SeqK}
+	s.block = block{span: some, fetchEnd: l.Dims.SeqK}
 	for i := range tiles {
 		t := &tiles[i]
 		w, ldw := s.S, BlockKeys

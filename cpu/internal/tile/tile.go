@@ -99,7 +99,7 @@ type Tile struct {
 	Every         Span      // the keys that every row sees
 	here          Span      // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
 	mixed         bool      // the block mask hides some of here from some of the rows
-	stairs        int       // the last keys of here, which the causal diagonal crosses: the n-th, from 0, is hidden from the first n+1 rows and seen by the others; 0 without a diagonal
+	stairs        int       // the last keys of here, which only the causal diagonal hides: see Attention.stairs
 	mayHide       bool      // a row may not see all keys of here: NaN and Inf of their values must not reach its outputs as 0·NaN
 	q             []float32 // the query rows, times scale
 	sums          sums
@@ -109,7 +109,7 @@ type Tile struct {
 type block struct {
 	span       Span
 	tiles      int  // that take them
-	end        int  // of the keys that the kernels may prefetch for the next block
+	fetchEnd   int  // end of the keys that the kernels may prefetch for the next block
 	hasK, hasV bool // the space has the converted keys, values
 	checked    bool // whether all values are finite is known
 	replaced   bool // they are not: the space has them with 0 for NaN and Inf
@@ -119,7 +119,7 @@ type block struct {
 // goroutine; Products.Open takes its slices from there.
 type Space struct {
 	S           []float32 // a score tile
-	MX          []float32 // the largest score of each row up to the current block
+	MX          []float32 // the largest score of each row, the current block included; the state has it without
 	Alpha, beta []float32 // factors of each row's outputs: 2^(old MX - MX) in a step, 1/sum at the end; two where sums merge
 	Stage       []float32 // some rows between memory and a tile
 	bias        []float32 // of a row
