@@ -44,7 +44,7 @@ const (
 // newPartition divides c among at most threads goroutines, in tiles with keys as lanes for few rows.
 // A small one of several joint calls has threads 0 and gets as few tasks as possible.
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
-	d, x := c.Dims(), fastestKernels(k, c)
+	d, x := c.Dims(), fastestKernels(k, c, max(1, threads))
 	rows := d.Heads / d.KVHeads * d.SeqQ
 	pairs := tile.Pairs(k, c)
 	fewRows := rows <= k.Width/2 && !pairs
@@ -71,8 +71,9 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 }
 
 // fastestKernels returns the table of k's tier whose tiles of query rows take the least time. Wider tiles read less for each
-// multiply-add; narrower ones have fewer empty lanes and compute fewer pairs that the visibility rule hides.
-func fastestKernels(k *vec.Kernels, c *backend.Call) *vec.Kernels {
+// multiply-add; narrower ones have fewer empty lanes, compute fewer pairs that the visibility rule hides, and are enough for
+// more threads.
+func fastestKernels(k *vec.Kernels, c *backend.Call, threads int) *vec.Kernels {
 	d, v := c.Dims(), &c.Visible
 	best, least, pairs := k, math.Inf(1), tile.Pairs(k, c)
 	for w := 0; w < k.Width; {
@@ -89,11 +90,13 @@ func fastestKernels(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 		keys := d.SeqK
 		switch {
 		case v.Left != backend.Unbounded && v.Right != backend.Unbounded:
-			keys = min(keys, v.Left+v.Right+w) // a tile computes w keys only because some of its rows see them
+			keys = min(keys, v.Left+v.Right+x.StairRows()) // a tile computes so many only because some of its rows see them
 		case v.Left != v.Right: // one side is bounded, as by a causal mask: about half of them, if the rows are as many
-			keys -= max(0, min(d.SeqQ, keys)-w) / 2
+			keys -= max(0, min(d.SeqQ, keys)-x.StairRows()) / 2
 		}
-		if time := float64(rows) * float64(keys) * x.Slower(); time <= least {
+		sums := tile.CeilDiv(d.SeqK, tile.SumKeys) // tasks of a tile, at most
+		perThread := float64(tile.CeilDiv(d.Batch*d.KVHeads*rows/w*sums, threads)) / float64(sums)
+		if time := perThread * float64(w*keys) * x.Slower(); time <= least {
 			best, least = x, time
 		}
 	}

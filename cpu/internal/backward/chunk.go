@@ -251,14 +251,14 @@ func (x *chunk) scoreGradients(t *tile.Tile, here tile.Span) {
 	}
 	width, fours := l.Kernels.Width, tile.CeilDiv(n, 4)
 	copy(s.MX, x.m)
-	l.Kernels.Scores(s.S, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.qt, l.Dims.Dim, s.MX)
+	l.Kernels.Scores(s.S, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.qt, l.Dims.Dim, vec.Stairs{}, s.MX)
 	scores.Adjust(s, t, here)
 	x.limitScores(t, n)
 	tile.Fill(s.S[n*width:fours*4*width], vec.NegInf)
 	copy(s.MX, x.m)
 	l.Kernels.Weights(s.S, fours, x.m, s.MX, x.sum, s.Alpha)
 	x.drop(t, here, n*width)
-	l.Kernels.Scores(x.ds, s.Rows(v, l.DimV, n, l.DimV), l.DimV, x.dOt, l.Dims.ValueDim, s.MX)
+	l.Kernels.Scores(x.ds, s.Rows(v, l.DimV, n, l.DimV), l.DimV, x.dOt, l.Dims.ValueDim, vec.Stairs{}, s.MX)
 	l.Kernels.ScoreGradients(x.ds, s.S, x.w, n, x.dots, factor)
 }
 
@@ -307,7 +307,7 @@ func (x *chunk) addBlock(t *tile.Tile, here tile.Span) {
 	case l.KeyLanes:
 		l.Kernels.Mix(vec.F32, x.dQ, l.DimK, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.ds, tile.BlockKeys, x.ones, t.N, l.DimK)
 	default:
-		l.Kernels.Values(x.dQ, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.ds, l.Dims.Dim, x.ones)
+		l.Kernels.Values(x.dQ, s.Rows(k, l.DimK, n, l.DimK), l.DimK, x.ds, l.Dims.Dim, vec.Stairs{}, x.ones)
 	}
 	if !c.dK.IsZero() {
 		x.addOuter(t, n, x.dK[first*l.DimK:], x.q, l.DimK, x.ds)

@@ -33,7 +33,7 @@ func (r *room) scores(y *vec.Kernels, o, rows []float32, ld, n int, x []float32,
 		r.mix(o, y.Width, x, y.Width, d, rows, ld, r.zero, n, y.Width)
 		return
 	}
-	y.Scores(o, r.space.Rows(rows, ld, n, d), ld, x, d, r.mx)
+	y.Scores(o, r.space.Rows(rows, ld, n, d), ld, x, d, vec.Stairs{}, r.mx)
 }
 
 // addOuter computes o = alpha·o + rowsᵀ·x with strips o and x.
@@ -42,7 +42,7 @@ func (r *room) scores(y *vec.Kernels, o, rows []float32, ld, n int, x []float32,
 func (r *room) addOuter(o, x, rows []float32, n int) {
 	y := r.columns
 	if !y.OnlyKeyLanes {
-		y.Values(o, r.space.Rows(rows, r.lk, n, r.dk), r.lk, x, r.dk, r.alpha)
+		y.Values(o, r.space.Rows(rows, r.lk, n, r.dk), r.lk, x, r.dk, vec.Stairs{}, r.alpha)
 		return
 	}
 	r.turn(rows, n)

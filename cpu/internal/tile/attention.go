@@ -111,31 +111,23 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 		}
 		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
 		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
-		if t.stairs = 0; edge {
+		if t.stairs = (vec.Stairs{}); edge {
 			t.stairs = a.stairs(t)
 		}
-		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.OnlyKeyLanes || edge && t.stairs == 0
+		exact := l.RowOutputs && t.stairs != vec.Stairs{} // RowValues reads no hidden value
+		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.OnlyKeyLanes || edge && !exact
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
 }
 
-// stairs returns how many of the last keys of here RowValues takes as stairs: the n-th of them, from 0, is hidden from the
-// first n+1 rows, and the others see it. Then no hidden value is multiplied, and none must be finite.
-//
-//	keys     . . . . | 0 1 2    here, with three stairs after the keys that every row sees
-//	row I    x x x x |
-//	row I+1  x x x x | x
-//	row I+2  x x x x | x x
-//	row I+3  x x x x | x x x
-func (a *Attention) stairs(t *Tile) int {
-	l := a.Products.Layout
-	if l.KeyLanes || !l.RowOutputs || a.Products.V.Pages != nil {
-		return 0
+// stairs returns the keys of t's block that the edges of a window, or of a causal mask, hide from some rows, if the kernels
+// can make use of it: there are keys between them that all rows see.
+func (a *Attention) stairs(t *Tile) (s vec.Stairs) {
+	l, here, every := a.Products.Layout, t.here, t.Every.Clip(t.here.Lo, t.here.Hi)
+	if s.Up, s.Down = every.Lo-here.Lo, here.Hi-every.Hi; every.Empty() || l.KeyLanes || l.RowOutputs && s.Up > 0 || t.I+t.N > l.Dims.SeqQ || a.Products.V.Pages != nil {
+		return vec.Stairs{}
 	}
-	if t.Every.Lo > t.here.Lo || t.here.Lo >= t.Every.Hi || t.I+t.N > l.Dims.SeqQ { // a window begins here, no key is seen by all, or rows of two heads
-		return 0
-	}
-	return t.here.Hi - t.Every.Hi
+	return s
 }
 
 // FindVisible sets the keys that the rows of t see.

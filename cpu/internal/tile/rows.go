@@ -43,7 +43,7 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 	} else if next.sums.at == noSum {
 		s.fetchRows(&p.Q, t, next, 0, l.Dims.Dim)
 	}
-	x.Scores(s.S, s.Runs, ldk, t.q, l.Dims.Dim, s.MX)
+	x.Scores(s.S, s.Runs, ldk, t.q, l.Dims.Dim, t.stairs, s.MX)
 	a.Scores.Adjust(s, t, t.here)
 	fours := CeilDiv(n, 4)
 	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
@@ -56,7 +56,7 @@ func (rows) step(a *Attention, s *Space, t, next *Tile) {
 		if l.RowOutputs {
 			x.RowValues(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, t.stairs, s.Alpha)
 		} else {
-			x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, s.Alpha)
+			x.Values(cur.o, s.Runs, ldv, s.S, l.Dims.ValueDim, t.stairs, s.Alpha)
 		}
 	})
 }

@@ -94,14 +94,14 @@ type Tile struct {
 	index         int // among all tiles of the call
 	Batch, KVHead int
 	H, I, N       int
-	Spans         []Span    // the keys that each row sees
-	Keys          Span      // the keys that any row sees
-	Every         Span      // the keys that every row sees
-	here          Span      // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
-	mixed         bool      // the block mask hides some of here from some of the rows
-	stairs        int       // the last keys of here, which only the causal diagonal hides: see Attention.stairs
-	mayHide       bool      // a row may not see all keys of here: NaN and Inf of their values must not reach its outputs as 0·NaN
-	q             []float32 // the query rows, times scale
+	Spans         []Span     // the keys that each row sees
+	Keys          Span       // the keys that any row sees
+	Every         Span       // the keys that every row sees
+	here          Span       // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
+	mixed         bool       // the block mask hides some of here from some of the rows
+	stairs        vec.Stairs // among the keys of here: see Attention.stairs
+	mayHide       bool       // a row may not see all keys of here: NaN and Inf of their values must not reach its outputs as 0·NaN
+	q             []float32  // the query rows, times scale
 	sums          sums
 }
 

@@ -33,7 +33,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 					ld, runs = d, AppendRun(nil, k, d, n, d, k[n*d:])
 				}
 				x.Dots(F32, s, n, runs, ld, q, d, heads, d)
-				x.Scores(st, runs, ld, qt, d, filled(w, 0))
+				x.Scores(st, runs, ld, qt, d, Stairs{}, filled(w, 0))
 				for h := range heads {
 					for j := range n {
 						if s[h*n+j] != st[j*w+h] {
@@ -57,7 +57,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 					runs = AppendRun(nil, k, d, n, d, k[n*d:])
 				}
 				x.Mix(F32, o, d, runs, ld, s, n, alpha, heads, d)
-				valuesByLane(x, ot, runs, ld, st, d, 0, alpha)
+				valuesByLane(x, ot, runs, ld, st, d, Stairs{}, alpha)
 				twin.Mix(F32, o2, d, runs, ld, s, n, alpha, heads, d)
 				within(t, "mix", o, o2, 0)
 				for h := range heads {

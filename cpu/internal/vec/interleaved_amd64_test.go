@@ -23,8 +23,8 @@ func TestInterleavedScores(t *testing.T) {
 			want, got := make([]float32, keys*width), make([]float32, keys*width)
 			most, largest := filled(width, NegInf), filled(width, NegInf)
 			runs := inRuns(rng, pairedRun, long, k, d+4, keys, d)
-			plain.Scores(want, runs, d+4, q, d, most)
-			interleaved.Scores(got, runs, d+4, q, d, largest)
+			plain.Scores(want, runs, d+4, q, d, Stairs{}, most)
+			interleaved.Scores(got, runs, d+4, q, d, Stairs{}, largest)
 			if !slices.Equal(got, want) || !slices.Equal(largest, most) {
 				t.Errorf("d=%d, runs of at most %d keys: other bits", d, long)
 			}

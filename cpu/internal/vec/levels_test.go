@@ -61,8 +61,8 @@ func BenchmarkLevels(b *testing.B) {
 			}
 			q, s, o, m := filled(rows*d, 0.5), filled(rows*keys, 0.5), filled(rows*d, 0), filled(rows, 1)
 			kernels = append(kernels,
-				levelsKernel{fmt.Sprintf("scores%d", rows), keys * d, func(k, next []float32) { y.Scores(s, AppendRun(run, k, d, keys, d, next), d, q, d, m) }},
-				levelsKernel{fmt.Sprintf("values%d", rows), keys * d, func(v, next []float32) { valuesByLane(y, o, AppendRun(run, v, d, keys, d, next), d, s, d, 0, m) }})
+				levelsKernel{fmt.Sprintf("scores%d", rows), keys * d, func(k, next []float32) { y.Scores(s, AppendRun(run, k, d, keys, d, next), d, q, d, Stairs{}, m) }},
+				levelsKernel{fmt.Sprintf("values%d", rows), keys * d, func(v, next []float32) { valuesByLane(y, o, AppendRun(run, v, d, keys, d, next), d, s, d, Stairs{}, m) }})
 		}
 		for _, k := range kernels {
 			b.Run(x.Tier+"/"+k.name, func(b *testing.B) { k.bench(b, x, memory) })

@@ -6,21 +6,18 @@ import "unsafe"
 // that the query rows of the tile do not fill.
 func (x *Kernels) RowOutputs() bool { return x.tile.rowValues != nil }
 
-// RowValues is Values for outputs [Width, d rounded up to Lanes]. The last values, as many as stairs states, are in one run
-// and have fewer rows each: of stairs values, the n-th, from 0, is added to the rows after row n.
-func (x *Kernels) RowValues(o []float32, runs []Run, ldv int, p []float32, d, stairs int, alpha []float32) {
-	w, n, last := x.Width, rowsOf(runs), &runs[len(runs)-1]
+// RowValues is Values for outputs [Width, d rounded up to Lanes]. It leaves out every hidden value. stairs.Up is 0.
+func (x *Kernels) RowValues(o []float32, runs []Run, ldv int, p []float32, d int, stairs Stairs, alpha []float32) {
+	w, n := x.Width, rowsOf(runs)
 	ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
 	_, _, _ = o[(w-1)*ldo+d-1], p[n*w-1], alpha[w-1]
-	if stairs < 0 || stairs >= min(w, last.n+1) {
-		panic("vec: RowValues with more stairs than rows or values")
-	}
-	last.n -= stairs
+	x.hidden(runs, stairs)
+	runs[0].shorten(0, stairs.Down, ldv)
 	most := max(1, budget/(2*w*n)) * 32 // a multiple of a strip
 	for c := 0; c < d; c += most {
-		x.tile.rowValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), stairs, &alpha[0])
+		x.tile.rowValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), stairs.Down, &alpha[0])
 	}
-	last.n += stairs
+	runs[0].shorten(0, -stairs.Down, ldv)
 }
 
 // FoldRows computes dst = x·a + y·b, with each operation rounded, for outputs of RowValues. y and b may be nil: 0 is added.

@@ -67,11 +67,11 @@ func (c prefill) bench(b *testing.B, x *Kernels) {
 			at := kv[key/block%blocks*2*block*d:]
 			k, v, next := at, at[block*d:], at[2*block*d:]
 			for t := 0; t < tiles*w*d; t += w * d {
-				x.Scores(s, AppendRun(run, k, d, n, d, next), d, qt[t:], d, mx)
+				x.Scores(s, AppendRun(run, k, d, n, d, next), d, qt[t:], d, Stairs{}, mx)
 				step(1)
 				x.Weights(s, (n+3)/4, m, mx, l, alpha)
 				step(2)
-				x.Values(ot[t:], AppendRun(run, v, d, n, d, next), d, s, d, alpha)
+				x.Values(ot[t:], AppendRun(run, v, d, n, d, next), d, s, d, Stairs{}, alpha)
 				step(1)
 				next = k
 			}

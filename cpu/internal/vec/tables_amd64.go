@@ -6,6 +6,7 @@ var kernelsAVX512 = Kernels{
 	Tier: "avx512", Lanes: 16, Width: 64,
 	tile: tileKernels{
 		scores:         []registerTile[scoresFunc]{{4, 0, scores4AVX512}, {1, 0, scores1AVX512}},
+		someScores:     []registerTile[scoresFunc]{{8, 1, someScores8x1AVX512}, {4, 3, someScores4x3AVX512}, {4, 2, someScores4x2AVX512}, {1, 3, someScores1x3AVX512}, {1, 2, someScores1x2AVX512}, {1, 1, someScores1x1AVX512}},
 		values:         []registerTile[valuesFunc]{{4, 0, values4AVX512}, {1, 0, values1AVX512}},
 		weights:        weightsAVX512,
 		edge:           edgeAVX512,
@@ -196,6 +197,7 @@ func narrowAVX512x2(x Kernels) *Kernels {
 	x.Tier, x.Width, x.narrow = "avx512", 32, nil
 	x.tile = tileKernels{
 		scores:      []registerTile[scoresFunc]{{8, 0, scores8AVX512x2}, {4, 0, scores4AVX512x2}, {1, 0, scores1AVX512x2}},
+		someScores:  []registerTile[scoresFunc]{{8, 1, someScores8x1AVX512x2}, {1, 1, someScores1x1AVX512x2}},
 		values:      []registerTile[valuesFunc]{{8, 0, values8AVX512x2}, {4, 0, values4AVX512x2}, {1, 0, values1AVX512x2}},
 		weights:     weightsAVX512x2,
 		edge:        edgeAVX512x2,

@@ -26,34 +26,48 @@ func TestScoresAndValues(t *testing.T) {
 				}
 				mx := random(rng, w)
 				s, s2, mx2 := filled(n*w, 9), filled(n*w, 9), clone(mx)
-				x.Scores(s, runs, ld, qt, d, mx)
-				twin.Scores(s2, runs, ld, qt, d, mx2)
+				x.Scores(s, runs, ld, qt, d, Stairs{}, mx)
+				twin.Scores(s2, runs, ld, qt, d, Stairs{}, mx2)
 				what := fmt.Sprintf("%d keys of %d in %d runs", n, d, len(runs))
 				within(t, "scores, "+what, s, s2, 0)
 				within(t, "maximum, "+what, mx, mx2, 0)
 
 				o, alpha := random(rng, d*w), random(rng, w)
 				o2 := clone(o)
-				valuesByLane(x, o, runs, ld, s, d, 0, alpha)
-				twin.Values(o2, runs, ld, s, d, alpha)
+				valuesByLane(x, o, runs, ld, s, d, Stairs{}, alpha)
+				twin.Values(o2, runs, ld, s, d, Stairs{}, alpha)
 				within(t, "values, "+what, o, o2, 0)
 
-				stairs := min(w-1, runs[len(runs)-1].n)
-				for u := range stairs {
-					clear(s[(n-stairs+u)*w:][:u+1])
+				if len(runs) > 1 {
+					continue
 				}
+				stairs := Stairs{Down: rng.IntN(min(w, n+1))}
+				if !x.RowOutputs() {
+					stairs.Up = rng.IntN(min(w+3, n-stairs.Down+1))
+				}
+				x.Scores(s, runs, ld, qt, d, stairs, clone(mx))
+				for u := range stairs.Down {
+					clear(s[(n-stairs.Down+u)*w:][:u+1])
+					clear(s2[(n-stairs.Down+u)*w:][:u+1])
+				}
+				for u := range stairs.Up {
+					clear(s[(stairs.Up-u)*w-min(w, u+1) : (stairs.Up-u)*w])
+					clear(s2[(stairs.Up-u)*w-min(w, u+1) : (stairs.Up-u)*w])
+				}
+				what = fmt.Sprintf("with %+v, %s", stairs, what)
+				within(t, "scores "+what, s, s2, 0)
 				valuesByLane(x, o, runs, ld, s, d, stairs, alpha)
-				twin.Values(o2, runs, ld, s, d, alpha)
-				within(t, "values with stairs, "+what, o, o2, 0)
+				twin.Values(o2, runs, ld, s, d, Stairs{}, alpha)
+				within(t, "values "+what, o, o2, 0)
 			}
 		}
 	})
 }
 
 // valuesByLane is Values for outputs [d, Width], or RowValues where x has that.
-func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d, stairs int, alpha []float32) {
+func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d int, stairs Stairs, alpha []float32) {
 	if !x.RowOutputs() {
-		x.Values(o, runs, ldv, p, d, alpha)
+		x.Values(o, runs, ldv, p, d, stairs, alpha)
 		return
 	}
 	ld := (d + x.Lanes - 1) / x.Lanes * x.Lanes

@@ -80,7 +80,7 @@ func (t twin) scores(rows int) scoresFunc {
 }
 
 func (t twin) values(rows int) valuesFunc {
-	return func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
+	return func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups, _, _ int, alpha *float32) {
 		a, values := floats(alpha, 0, 0, t.width), allRows(F32, runs, n, ldv, first, groups*rows)
 		for c := range groups * rows {
 			out := floats(o, 4*t.width, c, t.width)

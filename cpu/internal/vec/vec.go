@@ -91,6 +91,7 @@ type Kernels struct {
 // the sums over the lanes of a tile would change.
 type tileKernels struct {
 	scores         []registerTile[scoresFunc]
+	someScores     []registerTile[scoresFunc] // of some vectors of Width; nil if there are no such kernels, nor values with up and down
 	values         []registerTile[valuesFunc]
 	weights        func(s *float32, fours int, m, mx, l, alpha *float32)
 	edge           func(s *float32, rows, key int, lo, hi *int32)
@@ -125,7 +126,7 @@ type (
 	pairScoresFunc func(config *byte, s *float32, k *uint16, ldk int, q *uint32, keys, groups, steps int, scale float32, mx *float32)
 	pairValuesFunc func(config *byte, o *float32, v *uint16, ldv int, p *uint32, groups, steps int, alpha, sums *float32)
 	scoresFunc     func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
-	valuesFunc     func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
+	valuesFunc     func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups, up, down int, alpha *float32)
 	storeFunc      func(dst *uint16, src *float32, vectors int)
 	loadFunc       func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 	dotsFunc       func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
@@ -172,6 +173,15 @@ func (x *Kernels) Slower() float64 {
 	return byVectors[min(x.Width/x.Lanes, 3)-1]
 }
 
+// StairRows returns how many query rows Scores and Values compute at least together: where stairs hide keys from as many,
+// they leave them out. Zen 4 was measured without that.
+func (x *Kernels) StairRows() int {
+	if x.tile.someScores == nil || x.zen4 {
+		return x.Width
+	}
+	return x.Lanes
+}
+
 // The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
 const (
 	F32, F16, BF16, Q8, Q4, F8 = backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8
@@ -188,6 +198,31 @@ const Q8Lead = 4
 // microseconds at one a cycle and 3 GHz.
 const budget = 1 << 15
 
+// Stairs are keys that only some rows of a tile see. They are in one run with the other keys.
+//
+//	row 0    x x x x x . .
+//	row 1    . x x x x x .    Up 2 and Down 2
+//	row 2    . . x x x x x
+type Stairs struct {
+	Up   int // the first keys: the n-th of them, from 0 and counted from the last, is hidden from the last n+1 rows
+	Down int // the last keys: the n-th of them, from 0, is hidden from the first n+1 rows
+}
+
+// hidden returns how many of the first and of the last keys are hidden from a whole vector of rows, and so from one vector
+// more after each Lanes of them; 0 without kernels for the other vectors alone.
+func (x *Kernels) hidden(runs []Run, stairs Stairs) (up, down int) {
+	if stairs == (Stairs{}) {
+		return 0, 0
+	}
+	if len(runs) > 1 || stairs.Up < 0 || stairs.Down < 0 || stairs.Down >= x.Width || stairs.Up+stairs.Down > runs[0].n {
+		panic("vec: more stairs than rows or keys of one run")
+	}
+	if x.tile.someScores == nil {
+		return 0, 0
+	}
+	return max(0, stairs.Up-(x.Lanes-1)), max(0, stairs.Down-(x.Lanes-1))
+}
+
 // Scores computes a score tile and the running maximum of each lane:
 //
 //	S[key][lane] = Σ_d K[key][d]·Qᵀ[d][lane]    mx[lane] = max(mx[lane], max_key S)
@@ -195,25 +230,45 @@ const budget = 1 << 15
 //	s [n, Width]    k [n, d] of F32, rows ldk apart    qt [d, Width]    mx [Width]
 //
 // The n keys are those of all runs, of any length. A NaN among the scores of a lane leaves mx
-// unspecified in that lane.
-func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
-	w, all := x.Width, x.tile.scores
-	_, _ = qt[d*w-1], mx[w-1]
+// unspecified in that lane. With stairs, mx and the scores of hidden keys are unspecified.
+func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, stairs Stairs, mx []float32) {
+	w, all, vectors := x.Width, x.tile.scores, x.Width/x.Lanes
+	_, _, _ = qt[d*w-1], mx[w-1], s[rowsOf(runs)*w-1]
+	up, down := x.hidden(runs, stairs)
+	k := 0 // of the first run; where there are several, up and down are 0
+	for seen := 1; up > 0; seen++ {
+		if n := up - (vectors-1-seen)*x.Lanes; n > 0 {
+			x.scores(x.tile.someScores, seen, s, k, n, &runs[0], ldk, qt, d, mx)
+			s, k, up = s[n*w:], k+n, up-n
+		}
+	}
 	for i := 0; i < len(runs); i++ {
-		first, n, r := &runs[i], runs[i].n, 0
+		first, n := &runs[i], runs[i].n-k-down
 		if all[0].rows == 2*pairedRun && paired(runs[i:]) {
 			n, i = 2*n, i+1
 		}
-		_ = s[n*w-1]
-		for j := range all {
-			t := &all[j]
-			for tiles := tileCount(all, j, n-r); tiles > 0; {
-				some := min(tiles, max(1, budget/(t.rows*(w/x.Lanes)*d)))
-				t.kernel(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
-				r, tiles = r+some*t.rows, tiles-some
-			}
-		}
+		x.scores(all, 0, s, k, n, first, ldk, qt, d, mx)
 		s = s[n*w:]
+	}
+	for seen := vectors - 1; down > 0; seen-- {
+		n, at := min(down, x.Lanes), (vectors-seen)*x.Lanes
+		x.scores(x.tile.someScores, seen, s[at:], runs[0].n-down, n, &runs[0], ldk, qt[at:], d, mx[at:])
+		s, down = s[n*w:], down-n
+	}
+}
+
+// scores computes the scores of n keys of run, from key k on, with those of tiles that have so many vectors.
+func (x *Kernels) scores(tiles []registerTile[scoresFunc], vectors int, s []float32, k, n int, run *Run, ldk int, qt []float32, d int, mx []float32) {
+	for i, r := 0, 0; r < n; i++ {
+		t := &tiles[i]
+		if t.vectors != vectors {
+			continue
+		}
+		for groups := tileCount(tiles, i, n-r); groups > 0; {
+			some := min(groups, max(1, budget/(t.rows*(x.Width/x.Lanes)*d)))
+			t.kernel(&s[r*x.Width], (*float32)(unsafe.Add(unsafe.Pointer(run.rows), 4*(k+r)*ldk)), 4*ldk, run.words(), &qt[0], d, some, &mx[0])
+			r, groups = r+some*t.rows, groups-some
+		}
 	}
 }
 
@@ -238,19 +293,22 @@ func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 //
 //	o [d, Width]    v [n, d] of F32, rows ldv apart    p [n, Width]    alpha [Width]
 //
-// The n values are those of all runs.
-func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, alpha []float32) {
+// The n values are those of all runs. Weights of hidden keys are 0; with stairs, Values leaves out most of their values.
+func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, stairs Stairs, alpha []float32) {
 	w, n := x.Width, rowsOf(runs)
 	_, _, _ = o[d*w-1], p[n*w-1], alpha[w-1]
+	up, down := x.hidden(runs, stairs)
+	runs[0].shorten(up, down, ldv)
 	c, all := 0, x.tile.values
 	for i := range all {
 		t := &all[i]
 		for tiles := tileCount(all, i, d-c); tiles > 0; {
 			some := min(tiles, max(1, budget/(t.rows*(w/x.Lanes)*n)))
-			t.kernel(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, &alpha[0])
+			t.kernel(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, up, down, &alpha[0])
 			c, tiles = c+some*t.rows, tiles-some
 		}
 	}
+	runs[0].shorten(-up, -down, ldv)
 }
 
 // Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.

@@ -8,13 +8,31 @@ package vec
 func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX512 is tileKernels.values for 4 rows.
-func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1AVX512 is tileKernels.scores for 1 rows.
 func scores1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX512 is tileKernels.values for 1 rows.
-func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
+
+// someScores8x1AVX512 is tileKernels.someScores for 8 rows and 1 vectors.
+func someScores8x1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// someScores1x1AVX512 is tileKernels.someScores for 1 rows and 1 vectors.
+func someScores1x1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// someScores4x2AVX512 is tileKernels.someScores for 4 rows and 2 vectors.
+func someScores4x2AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// someScores1x2AVX512 is tileKernels.someScores for 1 rows and 2 vectors.
+func someScores1x2AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// someScores4x3AVX512 is tileKernels.someScores for 4 rows and 3 vectors.
+func someScores4x3AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// someScores1x3AVX512 is tileKernels.someScores for 1 rows and 3 vectors.
+func someScores1x3AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // weightsAVX512 is tileKernels.weights.
 func weightsAVX512(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -236,13 +254,13 @@ func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 func scores4AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX2 is tileKernels.values for 4 rows.
-func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1AVX2 is tileKernels.scores for 1 rows.
 func scores1AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX2 is tileKernels.values for 1 rows.
-func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // weightsAVX2 is tileKernels.weights.
 func weightsAVX2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -614,19 +632,25 @@ func mixQ41x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 func scores8AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values8AVX512x2 is tileKernels.values for 8 rows.
-func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores4AVX512x2 is tileKernels.scores for 4 rows.
 func scores4AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX512x2 is tileKernels.values for 4 rows.
-func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1AVX512x2 is tileKernels.scores for 1 rows.
 func scores1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX512x2 is tileKernels.values for 1 rows.
-func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
+
+// someScores8x1AVX512x2 is tileKernels.someScores for 8 rows and 1 vectors.
+func someScores8x1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// someScores1x1AVX512x2 is tileKernels.someScores for 1 rows and 1 vectors.
+func someScores1x1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // weightsAVX512x2 is tileKernels.weights.
 func weightsAVX512x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -659,19 +683,19 @@ func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
 func scores16AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values16AVX512x1 is tileKernels.values for 16 rows.
-func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores4AVX512x1 is tileKernels.scores for 4 rows.
 func scores4AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX512x1 is tileKernels.values for 4 rows.
-func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1AVX512x1 is tileKernels.scores for 1 rows.
 func scores1AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX512x1 is tileKernels.values for 1 rows.
-func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // weightsAVX512x1 is tileKernels.weights.
 func weightsAVX512x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -704,19 +728,19 @@ func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
 func scores6AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values6AVX2x2 is tileKernels.values for 6 rows.
-func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores4AVX2x2 is tileKernels.scores for 4 rows.
 func scores4AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX2x2 is tileKernels.values for 4 rows.
-func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1AVX2x2 is tileKernels.scores for 1 rows.
 func scores1AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX2x2 is tileKernels.values for 1 rows.
-func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // weightsAVX2x2 is tileKernels.weights.
 func weightsAVX2x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -749,19 +773,19 @@ func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
 func scores12AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values12AVX2x1 is tileKernels.values for 12 rows.
-func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores8AVX2x1 is tileKernels.scores for 8 rows.
 func scores8AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values8AVX2x1 is tileKernels.values for 8 rows.
-func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1AVX2x1 is tileKernels.scores for 1 rows.
 func scores1AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX2x1 is tileKernels.values for 1 rows.
-func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // weightsAVX2x1 is tileKernels.weights.
 func weightsAVX2x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)

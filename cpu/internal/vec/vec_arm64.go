@@ -8,13 +8,13 @@ package vec
 func scores4NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4NEON is tileKernels.values for 4 rows.
-func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // scores1NEON is tileKernels.scores for 1 rows.
 func scores1NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1NEON is tileKernels.values for 1 rows.
-func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
+func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
 
 // weightsNEON is tileKernels.weights.
 func weightsNEON(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)

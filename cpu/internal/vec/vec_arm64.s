@@ -291,13 +291,13 @@ dim_done:
 	CBNZ R5, group
 	RET
 
-// func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
-TEXT ·values4NEON(SB), NOSPLIT, $0-64
+// func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
+TEXT ·values4NEON(SB), NOSPLIT, $0-80
 	MOVD o+0(FP), R0
 	MOVD ldv+24(FP), R1
 	MOVD first+40(FP), R2
 	MOVD groups+48(FP), R3
-	MOVD alpha+56(FP), R4
+	MOVD alpha+72(FP), R4
 group:
 	MOVD p+32(FP), R10
 	VMOVI $0, V0.B16
@@ -558,13 +558,13 @@ dim_done:
 	CBNZ R5, group
 	RET
 
-// func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
-TEXT ·values1NEON(SB), NOSPLIT, $0-64
+// func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, up int, down int, alpha *float32)
+TEXT ·values1NEON(SB), NOSPLIT, $0-80
 	MOVD o+0(FP), R0
 	MOVD ldv+24(FP), R1
 	MOVD first+40(FP), R2
 	MOVD groups+48(FP), R3
-	MOVD alpha+56(FP), R4
+	MOVD alpha+72(FP), R4
 group:
 	MOVD p+32(FP), R10
 	VMOVI $0, V0.B16

@@ -151,6 +151,9 @@ func (a *isa) tile() {
 		a.scores(rows)
 		a.values(rows)
 	}
+	if a.stepped() {
+		a.partialScores()
+	}
 	a.softmax()
 	a.fold()
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -56,8 +58,29 @@ func tripled(ld reg.Register) reg.GPVirtual {
 }
 
 // scores writes the score tile: rows keys against all lanes, groups times.
-func (a *isa) scores(rows int) {
-	a.oneOf("scores", tables.Which{Rows: rows})
+func (a *isa) scores(rows int) { a.scoresOf("scores", tables.Which{Rows: rows}, a.cols) }
+
+// stepped reports whether kernels leave out vectors of rows from which keys are hidden. With vectors of 8 rows that takes as
+// much time as it saves.
+func (a *isa) stepped() bool { return a.wide() && a.cols > 1 }
+
+// partialScores writes the score tiles of some vectors, which begin at any of the tile.
+func (a *isa) partialScores() {
+	for vectors := 1; vectors < a.cols; vectors++ {
+		rows := a.rows[0]
+		for rows*vectors < 8 { // chains
+			rows *= 2
+		}
+		for _, rows := range []int{rows, 1} {
+			a.scoresOf("someScores", tables.Which{Rows: rows, Vectors: vectors}, vectors)
+		}
+	}
+}
+
+// scoresOf writes the score tile of so many vectors of each row.
+func (a *isa) scoresOf(field string, which tables.Which, vectors int) {
+	rows := which.Rows
+	a.oneOf(field, which)
 	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), argument("qt"), argument("d"), argument("groups")
 	ld3 := tripled(ld)
 	q := GP64()
@@ -65,7 +88,7 @@ func (a *isa) scores(rows int) {
 	for g := range kp {
 		kp[g] = GP64()
 	}
-	acc, b, t := a.accumulators(rows, a.cols), a.vecs(a.cols), a.vecs(a.temps)
+	acc, b, t := a.accumulators(rows, vectors), a.vecs(vectors), a.vecs(a.temps)
 	ahead := held(argument("run"))
 	Label("group")
 	if rows >= 8 {
@@ -135,6 +158,19 @@ func (a *isa) values(rows int) {
 	}
 	MOVQ(argument("p"), p)
 	a.clear(acc)
+	if a.stepped() {
+		runs, before := GP64(), GP64()
+		MOVQ(argument("up"), before)
+		TESTQ(before, before)
+		JZ(LabelRef("all"))
+		MOVQ(argument("runs"), runs)
+		MOVQ(Mem{Base: runs, Disp: runRows}, vp)
+		ADDQ(first, vp)
+		IMULQ(ld, before)
+		SUBQ(before, vp)
+		a.stairs("up", acc, b, t, vp, p, ld)
+		Label("all")
+	}
 	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		countByFour("key", keys, func(n int, left reg.GPVirtual) {
 			keepUp := ahead.keepUp("key", left, n, rows)
@@ -149,6 +185,9 @@ func (a *isa) values(rows int) {
 			skip(n, vp, ld)
 		})
 	})
+	if a.stepped() {
+		a.stairs("down", acc, b, t, vp, p, ld)
+	}
 	a.load(param("alpha"), b)
 	for i := range acc {
 		for j := range b {
@@ -162,6 +201,45 @@ func (a *isa) values(rows int) {
 	JNZ(LabelRef("group"))
 	ahead.saveChain()
 	end()
+}
+
+// stairs adds the products of as many values as an argument states, of which each lanes are seen by one vector more, from
+// the first vector on, or by one less, to the last.
+func (a *isa) stairs(argumentName string, acc [][]reg.VecVirtual, b, t []reg.VecVirtual, vp, p, ld reg.GPVirtual) {
+	left, n := GP64(), GP64()
+	MOVQ(argument(argumentName), left)
+	for v := 1; v < a.cols; v++ {
+		from, to := v, a.cols
+		if argumentName == "up" {
+			from, to = 0, v
+		}
+		next := fmt.Sprint(argumentName, v+1)
+		if argumentName == "up" { // all but those of the steps that follow
+			LEAQ(Mem{Base: left, Disp: -(a.cols - 1 - v) * a.lanes}, n)
+			TESTQ(n, n)
+			JLE(LabelRef(next))
+		} else {
+			MOVQ(U32(uint32(a.lanes)), n)
+			CMPQ(left, n)
+			CMOVQLT(left, n)
+			TESTQ(n, n)
+			JZ(LabelRef(next))
+		}
+		SUBQ(n, left)
+		sums := make([][]reg.VecVirtual, len(acc))
+		for i := range acc {
+			sums[i] = acc[i][from:to]
+		}
+		loop(argumentName+fmt.Sprint("_vectors", v), n, 1, func() {
+			for j := from; j < to; j++ {
+				VMOVUPS(a.at(p, j), b[j])
+			}
+			a.outer(sums, b[from:to], t, 0, func(i int) Mem { return Mem{Base: vp, Disp: 4 * i} })
+			ADDQ(U32(uint32(a.rowBytes())), p)
+			ADDQ(ld, vp)
+		})
+		Label(next)
+	}
 }
 
 // rowValues writes the values of a tile of b's query rows with elements as lanes: the outputs
