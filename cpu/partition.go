@@ -88,15 +88,16 @@ func fastestKernels(k *vec.Kernels, c *backend.Call, threads int) *vec.Kernels {
 			rows = tile.RoundUp(share*d.SeqQ, w)
 		}
 		keys := d.SeqK
+		times, step := x.Speed()
 		switch {
 		case v.Left != backend.Unbounded && v.Right != backend.Unbounded:
-			keys = min(keys, v.Left+v.Right+x.StairRows()) // a tile computes so many only because some of its rows see them
+			keys = min(keys, v.Left+v.Right+step) // a tile computes so many only because some of its rows see them
 		case v.Left != v.Right: // one side is bounded, as by a causal mask: about half of them, if the rows are as many
-			keys -= max(0, min(d.SeqQ, keys)-x.StairRows()) / 2
+			keys -= max(0, min(d.SeqQ, keys)-step) / 2
 		}
 		sums := tile.CeilDiv(d.SeqK, tile.SumKeys) // tasks of a tile, at most
 		perThread := float64(tile.CeilDiv(d.Batch*d.KVHeads*rows/w*sums, threads)) / float64(sums)
-		if time := perThread * float64(w*keys) * x.Slower(); time <= least {
+		if time := perThread * float64(w*keys) * times; time <= least {
 			best, least = x, time
 		}
 	}

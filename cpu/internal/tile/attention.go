@@ -110,24 +110,15 @@ func (a *Attention) Block(s *Space, c *Chunk, tiles []Tile, j0 int) {
 			fetched = b.fetchEnd > j0+BlockKeys
 		}
 		t.here.Lo = t.here.Lo / l.keyAlign * l.keyAlign
-		edge := t.Every.Clip(t.here.Lo, t.here.Hi) != t.here // a row does not see all of them
-		if t.stairs = (vec.Stairs{}); edge {
-			t.stairs = a.stairs(t)
+		every := t.Every.Clip(t.here.Lo, t.here.Hi)
+		t.stairs = vec.Stairs{Up: every.Lo - t.here.Lo, Down: t.here.Hi - every.Hi}
+		if every.Empty() || l.KeyLanes || l.RowOutputs && every.Lo > t.here.Lo || t.I+t.N > l.Dims.SeqQ || a.Products.V.Pages != nil {
+			t.stairs = vec.Stairs{} // kernels cannot leave them out
 		}
-		exact := l.RowOutputs && t.stairs != vec.Stairs{} // RowValues reads no hidden value
-		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.OnlyKeyLanes || edge && !exact
+		exact := l.RowOutputs && t.stairs != vec.Stairs{} // no hidden value is read
+		t.mayHide = a.Scores.hiding || t.mixed || b.replaced || l.Kernels.OnlyKeyLanes || every != t.here && !exact
 		l.form.step(a, s, t, &tiles[(n+1)%len(tiles)])
 	}
-}
-
-// stairs returns the keys of t's block that the edges of a window, or of a causal mask, hide from some rows, if the kernels
-// can make use of it: there are keys between them that all rows see.
-func (a *Attention) stairs(t *Tile) (s vec.Stairs) {
-	l, here, every := a.Products.Layout, t.here, t.Every.Clip(t.here.Lo, t.here.Hi)
-	if s.Up, s.Down = every.Lo-here.Lo, here.Hi-every.Hi; every.Empty() || l.KeyLanes || l.RowOutputs && s.Up > 0 || t.I+t.N > l.Dims.SeqQ || a.Products.V.Pages != nil {
-		return vec.Stairs{}
-	}
-	return s
 }
 
 // FindVisible sets the keys that the rows of t see.

@@ -99,7 +99,7 @@ type Tile struct {
 	Every         Span       // the keys that every row sees
 	here          Span       // the keys of the current block that any row sees, from a multiple of Layout.keyAlign on
 	mixed         bool       // the block mask hides some of here from some of the rows
-	stairs        vec.Stairs // among the keys of here: see Attention.stairs
+	stairs        vec.Stairs // the keys of here that a causal mask or a window hides from some rows, if kernels may leave them out
 	mayHide       bool       // a row may not see all keys of here: NaN and Inf of their values must not reach its outputs as 0·NaN
 	q             []float32  // the query rows, times scale
 	sums          sums

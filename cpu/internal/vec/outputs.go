@@ -12,12 +12,12 @@ func (x *Kernels) RowValues(o []float32, runs []Run, ldv int, p []float32, d int
 	ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
 	_, _, _ = o[(w-1)*ldo+d-1], p[n*w-1], alpha[w-1]
 	x.hidden(runs, stairs)
-	runs[0].shorten(0, stairs.Down, ldv)
+	runs[0].n -= stairs.Down
 	most := max(1, budget/(2*w*n)) * 32 // a multiple of a strip
 	for c := 0; c < d; c += most {
 		x.tile.rowValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), stairs.Down, &alpha[0])
 	}
-	runs[0].shorten(0, -stairs.Down, ldv)
+	runs[0].n += stairs.Down
 }
 
 // FoldRows computes dst = x·a + y·b, with each operation rounded, for outputs of RowValues. y and b may be nil: 0 is added.

@@ -62,12 +62,6 @@ func PrefetchRows[T float32 | uint16 | byte](rows []T, keys []int32, ld, d int) 
 	}
 }
 
-// shorten takes float32 rows, ld apart, from both ends of r, or gives them back.
-func (r *Run) shorten(first, last, ld int) {
-	r.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), 4*first*ld))
-	r.n -= first + last
-}
-
 // Spread sets the bytes from the first stream of rows to prefetch to each of the others.
 func (r *Run) Spread(second, third, fourth int) { r.apart = [3]int{second, third, fourth} }
 

@@ -53,7 +53,7 @@ type Kernels struct {
 	// Zen 5 reads them up to 1.5 times as fast. vbmi, which is nil without VBMI, has dots and mix for F8, which are 1.2 to
 	// 1.5 times as fast there. They were not measured elsewhere.
 	ordered, vbmi *Kernels
-	zen5, zen4    bool // ordered and vbmi are used; narrow tiles take little longer, see Slower
+	zen5, zen4    bool // ordered and vbmi are used; narrow tiles take little longer, see Speed
 
 	exp2       func(x *float32, vectors int, m float32)
 	softcap    func(x *float32, vectors int, c float32)
@@ -159,27 +159,22 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 	return x
 }
 
-// Slower returns how many times as long x takes as the widest table of its tier, for each pair of a row and a key that it
-// computes. It was measured with windows and causal masks: the shorter a tile's products, the more its other steps count.
-// Zen 4, whose units have 256 bits, hides the latency of FMAs with fewer vectors.
-func (x *Kernels) Slower() float64 {
+// Speed returns how many times as long x takes as the widest table of its tier, for each pair of a row and a key that it
+// computes, and how many rows Scores and Values take at least: they leave out stairs of as many. It was measured with windows
+// and causal masks: the shorter a tile's products, the more its other steps count. Zen 4, whose units have 256 bits, hides
+// the latency of FMAs with fewer vectors; it was measured before stairs were left out.
+func (x *Kernels) Speed() (times float64, rows int) {
 	if x.rowLanes > x.Lanes { // the softmax fills half of each vector
-		return 1.8
+		return 1.8, x.Width
 	}
-	byVectors := [3]float64{1.2, 1.06, 1}
+	vectors := min(x.Width/x.Lanes, 3) - 1
 	if x.zen4 {
-		byVectors = [3]float64{1.02, 1.025, 1}
+		return [3]float64{1.02, 1.025, 1}[vectors], x.Width
 	}
-	return byVectors[min(x.Width/x.Lanes, 3)-1]
-}
-
-// StairRows returns how many query rows Scores and Values compute at least together: where stairs hide keys from as many,
-// they leave them out. Zen 4 was measured without that.
-func (x *Kernels) StairRows() int {
-	if x.tile.someScores == nil || x.zen4 {
-		return x.Width
+	if rows = x.Width; x.tile.someScores != nil {
+		rows = x.Lanes
 	}
-	return x.Lanes
+	return [3]float64{1.2, 1.06, 1}[vectors], rows
 }
 
 // The types of keys or values in memory. A row of Q8 begins with its scale, a float32.
@@ -298,17 +293,19 @@ func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, s
 	w, n := x.Width, rowsOf(runs)
 	_, _, _ = o[d*w-1], p[n*w-1], alpha[w-1]
 	up, down := x.hidden(runs, stairs)
-	runs[0].shorten(up, down, ldv)
+	first := &runs[0]
+	rows := first.rows
+	first.rows, first.n = (*byte)(unsafe.Add(unsafe.Pointer(rows), 4*up*ldv)), first.n-up-down
 	c, all := 0, x.tile.values
 	for i := range all {
 		t := &all[i]
 		for tiles := tileCount(all, i, d-c); tiles > 0; {
 			some := min(tiles, max(1, budget/(t.rows*(w/x.Lanes)*n)))
-			t.kernel(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, up, down, &alpha[0])
+			t.kernel(&o[c*w], first.words(), len(runs), 4*ldv, &p[0], 4*c, some, up, down, &alpha[0])
 			c, tiles = c+some*t.rows, tiles-some
 		}
 	}
-	runs[0].shorten(-up, -down, ldv)
+	first.rows, first.n = rows, first.n+up+down
 }
 
 // Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.
