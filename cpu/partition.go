@@ -89,6 +89,9 @@ func fastestKernels(k *vec.Kernels, c *backend.Call, threads int) *vec.Kernels {
 		}
 		keys := d.SeqK
 		times, step := x.Speed()
+		if pairs {
+			step = w
+		}
 		switch {
 		case v.Left != backend.Unbounded && v.Right != backend.Unbounded:
 			keys = min(keys, v.Left+v.Right+step) // a tile computes so many only because some of its rows see them
