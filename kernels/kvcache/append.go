@@ -12,6 +12,32 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/turn"
 )
 
+// appendPlan is an append before anything is written: the copies to make and the state of the sequences after them.
+type appendPlan struct {
+	count, from []int       // of each sequence: its new tokens, the position of the first
+	after       []placement // of each sequence; only the append, which holds the lock, sees pages that extend an old list in place
+	taken       int         // pages taken from the end of the free list
+	unshared    []int32     // shared pages that a sequence replaces by a copy, once for each
+	passed      []int32     // pages at the start of a sequence that its window has passed
+	moves       []move
+	writes      []write
+	dst, src    []kernels.Tensor
+	memory      turn.Memory
+}
+
+// move copies rows [lo, lo+n) of page from to rows [0, n) of page to.
+type move struct {
+	to, from int32
+	lo, n    int
+}
+
+// write copies rows [from, from+n) that are appended to sequences [b, b+batch) to rows
+// [lo, lo+n) of pages [page, page+batch).
+type write struct {
+	page                  int32
+	b, batch, lo, from, n int
+}
+
 // Append appends n tokens to each sequence, or the first count[b] of them to sequence b:
 //
 //	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
@@ -79,32 +105,6 @@ func (x *batch) AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, 
 const appended = "sequences, heads and head size of the cache with as many rows as k"
 
 var floats = []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
-
-// appendPlan is an append before anything is written: the copies to make and the state of the sequences after them.
-type appendPlan struct {
-	count, from []int       // of each sequence: its new tokens, the position of the first
-	after       []placement // of each sequence; only the append, which holds the lock, sees pages that extend an old list in place
-	taken       int         // pages taken from the end of the free list
-	unshared    []int32     // shared pages that a sequence replaces by a copy, once for each
-	passed      []int32     // pages at the start of a sequence that its window has passed
-	moves       []move
-	writes      []write
-	dst, src    []kernels.Tensor
-	memory      turn.Memory
-}
-
-// move copies rows [lo, lo+n) of page from to rows [0, n) of page to.
-type move struct {
-	to, from int32
-	lo, n    int
-}
-
-// write copies rows [from, from+n) that are appended to sequences [b, b+batch) to rows
-// [lo, lo+n) of pages [page, page+batch).
-type write struct {
-	page                  int32
-	b, batch, lo, from, n int
-}
 
 // plan plans an append of up to n tokens to each sequence in p.next. It changes nothing that another call can see.
 func (p *pool) plan(seqs []*Sequence, n int, count []int) (err error) {

@@ -58,9 +58,8 @@ type Rotary interface {
 	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
 }
 
-// Cache keeps the keys and values of a fixed number of sequences, each in contiguous
-// memory. Its methods are safe for concurrent use: attention calls run concurrently, all
-// other methods wait for them.
+// Cache keeps the keys and values of a fixed number of sequences, each in contiguous memory. Its methods are safe for
+// concurrent use: attention calls run concurrently, all other methods wait for them.
 type Cache struct{ batch }
 
 // New returns an empty cache, for the caller to Release.

@@ -76,19 +76,19 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 		return out, err
 	}
 	opt.Weights = opt.Weights || !out.Weights.IsZero()
-	s, err := p.step(ctx, x.seqs, q, opt)
+	c, err := p.prepare(ctx, x.seqs, q, opt)
 	if err != nil {
 		return out, err
 	}
-	defer p.putBack(s)
+	defer p.putBack(c)
 	if alloc {
-		if out, err = s.call.Alloc(ctx); err != nil {
+		if out, err = c.call.Alloc(ctx); err != nil {
 			return out, err
 		}
 	}
 	into := out
-	if into.O, err = p.turner.Outputs(ctx, out.O, s.q, p.config.ValueDim, &s.memory); err == nil {
-		err = p.run(ctx, s, x.seqs, into)
+	if into.O, err = p.turner.Outputs(ctx, out.O, c.q, p.config.ValueDim, &c.memory); err == nil {
+		err = p.run(ctx, c, x.seqs, into)
 	}
 	if err == nil {
 		err = p.turner.Back(ctx, out.O, into.O)
@@ -96,8 +96,8 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ke
 	return out, err
 }
 
-// step is one attention call to a cache. It is kept for the next one, which does not allocate then.
-type step struct {
+// cacheCall is one attention call to a cache. It is kept for the next one, which does not allocate then.
+type cacheCall struct {
 	call    *kernels.Call
 	q, k, v kernels.Tensor
 	asked   CallOptions     // of the caller
@@ -109,98 +109,107 @@ type step struct {
 	window                     kernels.Window
 }
 
-// step returns the call that attends from q to seqs, for the caller to put back.
-func (p *pool) step(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt *CallOptions) (*step, error) {
-	s, _ := p.idle.Get().(*step)
-	if s == nil {
-		s = new(step)
+// prepare returns the call that attends from q to seqs, for the caller to put back.
+func (p *pool) prepare(ctx context.Context, seqs []*Sequence, q kernels.Tensor, opt *CallOptions) (*cacheCall, error) {
+	c, _ := p.idle.Get().(*cacheCall)
+	if c == nil {
+		c = new(cacheCall)
 	}
-	s.asked = *opt
-	err := p.fill(ctx, s, seqs, q)
-	if err == nil && s.call == nil {
-		s.call, err = p.dev.Prepare(s.q, s.k, s.v, s.opt)
+	c.asked = *opt
+	err := p.fill(ctx, c, seqs, q)
+	if err == nil && c.call == nil {
+		c.call, err = p.dev.Prepare(c.q, c.k, c.v, c.opt)
 	} else if err == nil {
-		err = s.call.Reset(s.q, s.k, s.v, s.opt)
+		err = c.call.Reset(c.q, c.k, c.v, c.opt)
 	}
 	if err != nil {
-		p.putBack(s)
+		p.putBack(c)
 		return nil, err
 	}
-	return s, nil
+	return c, nil
 }
 
-// putBack frees what s owns and keeps the rest.
-func (p *pool) putBack(s *step) {
-	s.memory.Free()
-	clear(s.pages.Table)
-	s.q, s.asked, s.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
-	p.idle.Put(s)
+// putBack frees what c owns and keeps the rest.
+func (p *pool) putBack(c *cacheCall) {
+	c.memory.Free()
+	clear(c.pages.Table)
+	c.q, c.asked, c.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
+	p.idle.Put(c)
 }
 
-// fill sets the operands and options of s.
-func (p *pool) fill(ctx context.Context, s *step, seqs []*Sequence, q kernels.Tensor) (err error) {
-	opt := &s.asked
+// fill sets the operands and options of c.
+func (p *pool) fill(ctx context.Context, c *cacheCall, seqs []*Sequence, q kernels.Tensor) (err error) {
+	opt := &c.asked
 	if n := q.Shape()[kernels.Batch]; n != len(seqs) {
 		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), kernels.ErrShape)
 	}
 	if err := p.checkOptions(opt); err != nil {
 		return err
 	}
-	s.count, err = op.Counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q")
+	c.count, err = op.Counts(c.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q")
 	if err := cmp.Or(err, op.CheckPositions(opt.Positions, len(seqs), q.Shape()[kernels.Seq], "q")); err != nil {
 		return err
 	}
 	if n := len(opt.Offset); n > 1 && n != len(seqs) {
 		return fmt.Errorf("offset has %d elements, it must have 1 or one for each of %d sequences: %w", n, len(seqs), kernels.ErrShape)
 	}
-	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
-	keys, last := 0, 0
+	keys, err := p.place(c, seqs)
+	if err != nil {
+		return err
+	}
+	c.opt = opt.Options
+	c.opt.Causal, c.opt.KLen, c.opt.Offset = !opt.Bidirectional, c.klen, c.offsets
+	if err := c.ownSpans(seqs); err != nil {
+		return err
+	}
+	if opt.MaskLast { // the call over the tokens before the last ones
+		c.opt.Causal, c.opt.Offset, c.opt.Mask, c.opt.Sinks = false, nil, kernels.Tensor{}, nil
+	}
+	if w := p.config.Window; w > 0 {
+		c.window = kernels.Window{Left: w - 1}
+		c.opt.Window = &c.window
+	}
+	c.k, c.v = p.kv[0], p.kv[1]
+	if p.paged {
+		c.pages.Keys = keys
+		c.opt.Pages = &c.pages
+	} else {
+		c.k, c.v = region.Slice(c.k, kernels.Seq, 0, keys), region.Slice(c.v, kernels.Seq, 0, keys)
+	}
+	c.q, err = p.turner.Queries(ctx, q, c.from, opt.Positions, &c.memory)
+	return err
+}
+
+// place sets the rows, keys and pages of each sequence, and returns the keys of the longest one.
+func (p *pool) place(c *cacheCall, seqs []*Sequence) (keys int, _ error) {
+	opt, last := &c.asked, 0
+	c.klen, c.offsets, c.from, c.pages.Table = c.klen[:0], c.offsets[:0], c.from[:0], c.pages.Table[:0]
 	if opt.MaskLast {
 		keys, last = 1, opt.Mask.Shape()[kernels.Dim]
 	}
 	for b, r := range seqs {
-		n, used := s.count[b], r.used()-last
+		n, used := c.count[b], r.used()-last
 		if opt.MaskLast && (used < 0 || n > last && !opt.Bidirectional) {
-			return fmt.Errorf("mask covers the last %d tokens, it must cover the %d rows of q for sequence %d and at most its %d tokens: %w", last, n, b, r.n, kernels.ErrShape)
+			return 0, fmt.Errorf("mask covers the last %d tokens, it must cover the %d rows of q for sequence %d and at most its %d tokens: %w", last, n, b, r.n, kernels.ErrShape)
 		}
 		keys = max(keys, used)
 		from := r.n - n // position of the first row of q; offsets count from the first row in memory, at r.first
 		if from < 0 && !opt.Bidirectional {
-			return fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, kernels.ErrShape)
+			return 0, fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, kernels.ErrShape)
 		}
 		if oldest := r.oldest(); oldest > 0 && n > 0 && from-(p.config.Window-1) < oldest {
-			return fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, kernels.ErrOption)
+			return 0, fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, kernels.ErrOption)
 		}
-		s.klen, s.offsets, s.from = append(s.klen, used), append(s.offsets, from-r.first), append(s.from, from)
+		c.klen, c.offsets, c.from = append(c.klen, used), append(c.offsets, from-r.first), append(c.from, from)
 		if n := len(opt.Offset); n > 0 {
-			s.offsets[b] += opt.Offset[min(b, n-1)]
+			c.offsets[b] += opt.Offset[min(b, n-1)]
 		}
-		s.pages.Table = append(s.pages.Table, r.pages)
+		c.pages.Table = append(c.pages.Table, r.pages)
 	}
 	if keys == 0 {
-		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
+		return 0, fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
-	s.opt = opt.Options
-	s.opt.Causal, s.opt.KLen, s.opt.Offset = !opt.Bidirectional, s.klen, s.offsets
-	if err := s.ownSpans(seqs); err != nil {
-		return err
-	}
-	if opt.MaskLast { // the call over the tokens before the last ones
-		s.opt.Causal, s.opt.Offset, s.opt.Mask, s.opt.Sinks = false, nil, kernels.Tensor{}, nil
-	}
-	if w := p.config.Window; w > 0 {
-		s.window = kernels.Window{Left: w - 1}
-		s.opt.Window = &s.window
-	}
-	s.k, s.v = p.kv[0], p.kv[1]
-	if p.paged {
-		s.pages.Keys = keys
-		s.opt.Pages = &s.pages
-	} else {
-		s.k, s.v = region.Slice(s.k, kernels.Seq, 0, keys), region.Slice(s.v, kernels.Seq, 0, keys)
-	}
-	s.q, err = p.turner.Queries(ctx, q, s.from, opt.Positions, &s.memory)
-	return err
+	return keys, nil
 }
 
 // checkOptions refuses options that the cache sets, or that cannot be combined with its window or a shared prefix.
@@ -230,26 +239,26 @@ func (p *pool) checkOptions(opt *CallOptions) error {
 }
 
 // ownSpans leaves each sequence the spans of its rows of q, counted from its first token in memory.
-func (s *step) ownSpans(seqs []*Sequence) error {
-	given := s.asked.Spans
+func (c *cacheCall) ownSpans(seqs []*Sequence) error {
+	given := c.asked.Spans
 	if len(given) != 1 && len(given) != len(seqs) {
 		return nil // none, or an error of the call
 	}
-	s.opt.Spans = nil
+	c.opt.Spans = nil
 	for b, r := range seqs {
 		for _, x := range given[min(b, len(given)-1)] {
-			from := s.offsets[b] + r.first
-			end := from + s.count[b]
+			from := c.offsets[b] + r.first
+			end := from + c.count[b]
 			switch {
 			case x[0] < x[1] && (x[1] <= from || x[0] >= end): // of another call
 			case x[0] < from || x[1] > end:
 				return fmt.Errorf("spans: the tokens %d to %d of sequence %d are a span, and q has rows for %d to %d: append all tokens of a span at once, and attend from them in one call: %w",
 					x[0], x[1]-1, b, from, end-1, kernels.ErrOption)
 			default:
-				if s.opt.Spans == nil {
-					s.opt.Spans = make([][][2]int, len(seqs))
+				if c.opt.Spans == nil {
+					c.opt.Spans = make([][][2]int, len(seqs))
 				}
-				s.opt.Spans[b] = append(s.opt.Spans[b], [2]int{x[0] - r.first, x[1] - r.first})
+				c.opt.Spans[b] = append(c.opt.Spans[b], [2]int{x[0] - r.first, x[1] - r.first})
 			}
 		}
 	}

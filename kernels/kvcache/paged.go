@@ -17,8 +17,7 @@ type PagedConfig struct {
 	Latent                 int
 	DType                  kernels.DType
 	KScale, VScale         kernels.Tensor
-	// PageSize is the number of tokens in a page; 0 means 64. The CPU reads pages in
-	// place when it is a multiple of 16.
+	// PageSize is the number of tokens in a page; 0 means 64. The CPU reads pages in place when it is a multiple of 16.
 	PageSize int
 	// Pages is the number of pages for all sequences together.
 	Pages int
@@ -29,9 +28,8 @@ type PagedConfig struct {
 	Hadamard bool
 }
 
-// Paged keeps the keys and values of sequences that come and go, in pages of one pool
-// (Kwon et al. 2023, PagedAttention). Sequences take pages as they grow, and forks share
-// the pages of their common prefix:
+// Paged keeps the keys and values of sequences that come and go, in pages of one pool (Kwon et al. 2023,
+// PagedAttention). Sequences take pages as they grow, and forks share the pages of their common prefix:
 //
 //	s, err := cache.NewSequence()
 //	err = cache.Batch(s).Append(ctx, k, v, nil)
@@ -52,8 +50,7 @@ type Sequence struct {
 	freed bool
 }
 
-// NewPaged returns a cache without sequences, for the caller to Release. Errors as for
-// [New].
+// NewPaged returns a cache without sequences, for the caller to Release. Errors as for [New].
 func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged, err error) {
 	defer op.Annotate(&err, "paged cache")
 	c.PageSize = cmp.Or(c.PageSize, 64)
@@ -88,8 +85,7 @@ func (c *Paged) FreePages() int {
 	return len(p.free)
 }
 
-// NewSequence returns an empty sequence, for the caller to Free. It returns ErrReleased
-// after Release.
+// NewSequence returns an empty sequence, for the caller to Free. It returns ErrReleased after Release.
 func (c *Paged) NewSequence() (s *Sequence, err error) {
 	p := c.pool.orNone()
 	err = p.change("sequence", func() error {
@@ -99,9 +95,8 @@ func (c *Paged) NewSequence() (s *Sequence, err error) {
 	return s, err
 }
 
-// Fork returns a sequence with the tokens that s has now, for the caller to Free. It takes
-// no page: each of the two copies a shared page when it first writes to it. It returns
-// ErrReleased after Free or Release.
+// Fork returns a sequence with the tokens that s has now, for the caller to Free. It takes no page: each of the two
+// copies a shared page when it first writes to it. It returns ErrReleased after Free or Release.
 func (s *Sequence) Fork() (fork *Sequence, err error) {
 	err = s.change("fork", func(p *pool) error {
 		fork = &Sequence{of: p, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}
@@ -140,13 +135,11 @@ func (s *Sequence) usable(p *pool) error {
 	return p.released()
 }
 
-// Batch is a list of sequences of a [Paged] that are appended to and attend together, as
-// the batches of a call. It holds no memory: make one for each call when sequences come
-// and go.
+// Batch is a list of sequences of a [Paged] that are appended to and attend together, as the batches of a call. It
+// holds no memory: make one for each call when sequences come and go.
 type Batch struct{ batch }
 
-// Batch returns sequences of c as a batch. The batch's calls return an error for a
-// sequence that cannot be one.
+// Batch returns sequences of c as a batch. The batch's calls return an error for a sequence that cannot be one.
 func (c *Paged) Batch(sequences ...*Sequence) *Batch {
 	return &Batch{batch{pool: c.pool, seqs: sequences}}
 }

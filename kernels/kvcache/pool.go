@@ -29,7 +29,7 @@ type pool struct {
 	free, refs []int32
 	next       appendPlan // of the append in progress, kept for its memory
 	turner     turn.Turner
-	idle       sync.Pool // of *step
+	idle       sync.Pool // of *cacheCall
 }
 
 // placement locates the tokens of one sequence in a pool: the token at position first+i is in

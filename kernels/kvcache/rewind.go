@@ -28,9 +28,8 @@ func (s *Sequence) Rewind(length int) error {
 // Keep removes the tokens of sequence b from position from on, except those at from+rows[i],
 // which move together. rows ascend from 0, and the length becomes from+len(rows).
 //
-// This is how a tree of speculated tokens ends, which were appended at from on with parents
-// first. rows is the accepted path. The keys of a path need no new rotation, because the
-// depth of a token in the tree gives its final position.
+// This is how a tree of speculated tokens ends, which were appended at from on with parents first. rows is the accepted
+// path. The keys of a path need no new rotation, because the depth of a token in the tree gives its final position.
 //
 //	from-1 | a b c d e f g    Keep(ctx, 0, from, []int{0, 2, 5})    from-1 | a c f
 //
