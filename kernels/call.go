@@ -346,8 +346,8 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 		}
 	}
 	err = c.dev.attend(ctx, c.calls...)
-	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero()) {
-		return left.Err // see bindPartial
+	if left, ok := errors.AsType[*Interrupted](err); ok && !c.resumable(out) {
+		return left.Err
 	}
 	if err == nil && !out.Weights.IsZero() {
 		err = c.runWeights(ctx, out.Weights)
@@ -402,9 +402,14 @@ func (c *Call) all(out Result) *backend.Call {
 	return x
 }
 
+// resumable reports whether a run of c into out is one backend call, which a Partial of it describes.
+func (c *Call) resumable(out Result) bool {
+	return len(c.calls) == 1 && !c.packed && !c.opt.onDevice() && out.Weights.IsZero()
+}
+
 // bindPartial makes the only backend call of c continue from a Partial of the same call.
 func (c *Call) bindPartial(from *Partial, out Result) error {
-	if len(c.calls) != 1 || c.packed || c.opt.onDevice() || !out.Weights.IsZero() {
+	if !c.resumable(out) {
 		return fmt.Errorf("a call with weights, with lists of keys in device memory, or one that is divided into several, cannot be resumed: %w", ErrUnsupported)
 	}
 	if is := c.calls[0].Signature(); from.Call != is {

@@ -13,25 +13,8 @@ import (
 // nil when one call computes all. keys is Sk, hidden keys included.
 func (o *Options) regions(p *region.Problem, keys int) ([]region.Region, error) {
 	d := p.Dims
-	for b, n := range o.Prefix {
-		if n < 0 || n > keys {
-			return nil, fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)
-		}
-	}
-	if o.Prefix != nil && o.Spans != nil {
-		return nil, fmt.Errorf("prefix and spans are both set: give a prefix of n keys as the span 0 to n: %w", ErrOption)
-	}
-	for b, spans := range o.Spans {
-		end := 0
-		for _, s := range spans {
-			if s[0] < end || s[1] <= s[0] || s[1] > keys {
-				return nil, fmt.Errorf("spans[%d] has the span %d to %d after %d, there are %d keys: spans must ascend, not overlap and not be empty: %w", b, s[0], s[1], end, keys, ErrOption)
-			}
-			end = s[1]
-		}
-	}
 	qs, ks, err := o.segmentIDs(d, keys)
-	if err != nil || region.Empty(d) {
+	if err := cmp.Or(o.checkSpans(keys), err); err != nil || region.Empty(d) {
 		return nil, err
 	}
 	var all []region.Region
@@ -46,35 +29,65 @@ func (o *Options) regions(p *region.Problem, keys int) ([]region.Region, error) 
 			continue
 		}
 		first = len(all)
-		x := region.WholeRegion(d)
-		x.Lo[Batch], x.Hi[Batch] = b, b+1
-		segments := []region.Region{x}
-		if qs != nil {
-			if segments, err = x.SplitSegments(p, ofBatch(qs, b), ofBatch(ks, b)); err != nil {
-				return nil, err
-			}
-		}
-		for _, x := range segments {
-			if o.Prefix != nil && p.Visible.Right != Unbounded {
-				n := min(ofBatch(o.Prefix, b), d.SeqK)
-				// Row i sees the keys up to i + Offset + Right by the rule. Where that is
-				// before the end of the prefix, the row sees up to that end.
-				early, late := x.SplitRows(n - p.Visible.OffsetOf(b) - p.Visible.Right)
-				early.Ahead, early.Limit = true, min(n, early.Limit)
-				all, x = early.AppendTo(all, p), late
-			}
-			for _, span := range ofBatch(o.Spans, b) {
-				if all, x, err = x.SplitSpan(all, p, span); err != nil {
-					return nil, err
-				}
-			}
-			all = x.AppendTo(all, p)
+		if all, err = o.appendRegions(all, p, b, ofBatch(qs, b), ofBatch(ks, b)); err != nil {
+			return nil, err
 		}
 	}
 	if len(all) == 1 && all[0] == region.WholeRegion(d) {
 		return nil, nil
 	}
 	return all, nil
+}
+
+// appendRegions appends the regions of batch b to all. rows and keys are their segment ids, or nil.
+func (o *Options) appendRegions(all []region.Region, p *region.Problem, b int, rows, keys []int32) (_ []region.Region, err error) {
+	x := region.WholeRegion(p.Dims)
+	x.Lo[Batch], x.Hi[Batch] = b, b+1
+	segments := []region.Region{x}
+	if o.QSegments != nil {
+		if segments, err = x.SplitSegments(p, rows, keys); err != nil {
+			return nil, err
+		}
+	}
+	for _, x := range segments {
+		if o.Prefix != nil && p.Visible.Right != Unbounded {
+			n := min(ofBatch(o.Prefix, b), p.Dims.SeqK)
+			// Row i sees the keys up to i + Offset + Right by the rule. Where that is
+			// before the end of the prefix, the row sees up to that end.
+			early, late := x.SplitRows(n - p.Visible.OffsetOf(b) - p.Visible.Right)
+			early.Ahead, early.Limit = true, min(n, early.Limit)
+			all, x = early.AppendTo(all, p), late
+		}
+		for _, span := range ofBatch(o.Spans, b) {
+			if all, x, err = x.SplitSpan(all, p, span); err != nil {
+				return nil, err
+			}
+		}
+		all = x.AppendTo(all, p)
+	}
+	return all, nil
+}
+
+// checkSpans checks Prefix and Spans for a number of keys.
+func (o *Options) checkSpans(keys int) error {
+	for b, n := range o.Prefix {
+		if n < 0 || n > keys {
+			return fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)
+		}
+	}
+	if o.Prefix != nil && o.Spans != nil {
+		return fmt.Errorf("prefix and spans are both set: give a prefix of n keys as the span 0 to n: %w", ErrOption)
+	}
+	for b, spans := range o.Spans {
+		end := 0
+		for _, s := range spans {
+			if s[0] < end || s[1] <= s[0] || s[1] > keys {
+				return fmt.Errorf("spans[%d] has the span %d to %d after %d, there are %d keys: spans must ascend, not overlap and not be empty: %w", b, s[0], s[1], end, keys, ErrOption)
+			}
+			end = s[1]
+		}
+	}
+	return nil
 }
 
 // ofBatch returns the element of batch b of a list with one for each batch, one for all, or none.
@@ -96,22 +109,20 @@ func (o *Options) segmentIDs(d backend.Dims, keys int) (qs, ks [][]int32, err er
 			return nil, nil, fmt.Errorf("qsegments have ids for %d rows, there are %d keys: give ksegments too: %w", d.SeqQ, keys, ErrShape)
 		}
 	}
-	for _, s := range []struct {
-		name string
-		ids  [][]int32
-		n    int
-		of   string
-	}{{"qsegments", qs, d.SeqQ, "rows"}, {"ksegments", ks, keys, "keys"}} {
-		if n := len(s.ids); s.ids != nil && n != 1 && n != d.Batch {
-			return nil, nil, wrongLength(s.name, n, "batches", 1, d.Batch)
-		}
-		for b, ids := range s.ids {
-			if len(ids) != s.n {
-				return nil, nil, wrongLength(fmt.Sprintf("%s[%d]", s.name, b), len(ids), s.of, s.n)
-			}
+	return qs, ks, cmp.Or(checkIDs("qsegments", qs, d.Batch, d.SeqQ, "rows"), checkIDs("ksegments", ks, d.Batch, keys, "keys"))
+}
+
+// checkIDs checks the lengths of segment ids of n rows or keys of each batch, or of all.
+func checkIDs(name string, all [][]int32, batches, n int, of string) error {
+	if have := len(all); all != nil && have != 1 && have != batches {
+		return wrongLength(name, have, "batches", 1, batches)
+	}
+	for b, ids := range all {
+		if len(ids) != n {
+			return wrongLength(fmt.Sprintf("%s[%d]", name, b), len(ids), of, n)
 		}
 	}
-	return qs, ks, nil
+	return nil
 }
 
 // addSequences validates the options of packed sequences and appends the subcalls of each.

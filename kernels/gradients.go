@@ -26,15 +26,9 @@ type Gradients struct {
 	ALiBi, Sinks Tensor
 }
 
-// named returns the gradients in the order of [backend.Gradients], with their names in errors.
-func (g *Gradients) named() [7]namedGradient {
-	return [7]namedGradient{{"dq", &g.Q}, {"dk", &g.K}, {"dv", &g.V}, {"dbias", &g.Bias},
-		{"drelativebias", &g.RelativeBias}, {"dalibi", &g.ALiBi}, {"dsinks", &g.Sinks}}
-}
-
-type namedGradient struct {
-	name string
-	t    *Tensor
+// tensors returns the gradients in the order of the fields.
+func (g *Gradients) tensors() [7]*Tensor {
+	return [7]*Tensor{&g.Q, &g.K, &g.V, &g.Bias, &g.RelativeBias, &g.ALiBi, &g.Sinks}
 }
 
 // Operands returns the gradients of Q, K and V of g alone.
@@ -42,8 +36,8 @@ func (g Gradients) Operands() Gradients { return Gradients{Q: g.Q, K: g.K, V: g.
 
 // Release frees all tensors of g.
 func (g Gradients) Release() {
-	for _, o := range g.named() {
-		o.t.Release()
+	for _, t := range g.tensors() {
+		t.Release()
 	}
 }
 
@@ -133,6 +127,7 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 
 // gradientRule is what a gradient of a call must be.
 type gradientRule struct {
+	name   string
 	shape  Shape
 	of     string // what has this shape
 	exists bool
@@ -147,25 +142,24 @@ func (c *Call) gradientRules() [7]gradientRule {
 		slopes[Batch] = max(1, len(c.opt.ALiBi)/c.dims.Heads)
 	}
 	return [7]gradientRule{
-		{c.q.Shape(), "shape of q", true, c.q.DType()},
-		{c.k.Shape(), "shape of k", true, c.k.DType()},
-		{c.v.Shape(), "shape of v", true, c.v.DType()},
-		{c.opt.Bias.Shape(), "shape of Options.Bias", !c.opt.Bias.IsZero(), F32},
-		{c.opt.RelativeBias.Shape(), "shape of Options.RelativeBias", !c.opt.RelativeBias.IsZero(), F32},
-		{slopes, "one for each slope of Options.ALiBi", c.opt.ALiBi != nil, F32},
-		{sinks, "one for each of Options.Sinks", c.opt.Sinks != nil, F32},
+		{"dq", c.q.Shape(), "shape of q", true, c.q.DType()},
+		{"dk", c.k.Shape(), "shape of k", true, c.k.DType()},
+		{"dv", c.v.Shape(), "shape of v", true, c.v.DType()},
+		{"dbias", c.opt.Bias.Shape(), "shape of Options.Bias", !c.opt.Bias.IsZero(), F32},
+		{"drelativebias", c.opt.RelativeBias.Shape(), "shape of Options.RelativeBias", !c.opt.RelativeBias.IsZero(), F32},
+		{"dalibi", slopes, "one for each slope of Options.ALiBi", c.opt.ALiBi != nil, F32},
+		{"dsinks", sinks, "one for each of Options.Sinks", c.opt.Sinks != nil, F32},
 	}
 }
 
 // checkGradients checks the shapes and dtypes of grads.
 func (c *Call) checkGradients(grads *Gradients) error {
-	rules := c.gradientRules()
-	for i, g := range grads.named() {
-		rule := rules[i]
-		if !rule.exists && !g.t.IsZero() {
-			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.name, ErrOption)
+	all := grads.tensors()
+	for i, rule := range c.gradientRules() {
+		if !rule.exists && !all[i].IsZero() {
+			return fmt.Errorf("%s is requested, but the call does not have that option: %w", rule.name, ErrOption)
 		}
-		if err := checkOptional(g.name, *g.t, rule.shape, rule.of, rule.dtype, F32); err != nil {
+		if err := checkOptional(rule.name, *all[i], rule.shape, rule.of, rule.dtype, F32); err != nil {
 			return err
 		}
 	}
@@ -227,10 +221,10 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	}
 	defer zero.Release()
 	var dst, src []Tensor
-	for _, o := range g.named() {
-		if o.t.Shape().Elements() > 0 {
-			zeros, _ := zero.Broadcast(o.t.Shape()) // a single element broadcasts to any shape
-			dst, src = append(dst, *o.t), append(src, zeros)
+	for _, t := range g.tensors() {
+		if t.Shape().Elements() > 0 {
+			zeros, _ := zero.Broadcast(t.Shape()) // a single element broadcasts to any shape
+			dst, src = append(dst, *t), append(src, zeros)
 		}
 	}
 	return d.Copy(ctx, dst, src)
@@ -242,10 +236,10 @@ func (c *Call) Gradients() (g Gradients) {
 	if c.ready() != nil {
 		return g
 	}
-	to := g.named()
+	to := g.tensors()
 	for i, rule := range c.gradientRules() {
 		if rule.exists {
-			*to[i].t, _ = Meta(rule.dtype, rule.shape) // the shapes of operands are valid
+			*to[i], _ = Meta(rule.dtype, rule.shape) // the shapes of operands are valid
 		}
 	}
 	return g
@@ -254,18 +248,18 @@ func (c *Call) Gradients() (g Gradients) {
 // AllocGradients allocates a tensor for each gradient that want requests, for the caller to Release.
 func (c *Call) AllocGradients(ctx context.Context, want Gradients) (g Gradients, err error) {
 	defer op.Annotate(&err, "backward")
-	if err := c.ready(); err != nil {
+	if err = c.ready(); err == nil {
+		err = c.checkGradients(&want)
+	}
+	if err != nil {
 		return g, err
 	}
-	if err := c.checkGradients(&want); err != nil {
-		return g, err
-	}
-	to := g.named()
-	for i, o := range want.named() {
-		if o.t.IsZero() {
+	to := g.tensors()
+	for i, t := range want.tensors() {
+		if t.IsZero() {
 			continue
 		}
-		if *to[i].t, err = c.dev.Alloc(ctx, o.t.DType(), o.t.Shape()); err != nil {
+		if *to[i], err = c.dev.Alloc(ctx, t.DType(), t.Shape()); err != nil {
 			g.Release()
 			return Gradients{}, err
 		}

@@ -51,10 +51,10 @@ type LinearAttention struct {
 	ChunkSize int
 }
 
-// LinearAttention computes linear attention, gated or not, with the delta rule or not, whose state of fixed size takes
-// the place of a cache. [LinearAttention] has the formula, the shapes and the options. A call with one token for each
-// sequence is a step of decoding, usually with PastState as PresentState. Longer calls compute chunks of tokens
-// together: on the CPU as products of matrices, and on GPUs from 32 tokens a sequence on, for keys of up to 128 elements.
+// LinearAttention computes linear attention. [LinearAttention] has the formula, the shapes and the options. A call with
+// one token for each sequence is a step of decoding, usually with PastState as PresentState. Longer calls compute chunks
+// of tokens together: on the CPU as products of matrices, and on GPUs from 32 tokens a sequence on, for keys of up to 128
+// elements.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrOption an option, ErrUnsupported when the device has no linear
 // attention, and the backend's.
@@ -142,8 +142,7 @@ type CausalConv struct {
 	CuQ []int
 }
 
-// CausalConv computes a causal convolution of short width along the tokens, with SiLU after it or not, and keeps its
-// last rows as a state. [CausalConv] has the formula, the shapes and the options.
+// CausalConv computes a causal convolution. [CausalConv] has the formula, the shapes and the options.
 //
 // Errors: ErrShape and ErrDType name the operand, ErrOption an option, ErrUnsupported when the device has no
 // convolutions, and the backend's.
