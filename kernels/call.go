@@ -28,18 +28,15 @@ func (r Result) Release() {
 	r.Weights.Release()
 }
 
-// Attention computes softmax(scale·Q·Kᵀ + bias)·V and allocates the result, for the
-// caller to Release:
+// Attention computes softmax(scale·Q·Kᵀ + bias)·V and allocates the result, for the caller to Release:
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    O [B, H, Sq, Dv]
 //
-// Hkv divides H: query head h reads key and value head h/(H/Hkv). q is F32, F16 or BF16,
-// and so is O; k and v have one dtype of these, Q8, Q4 or F8. Strides are arbitrary. The fused
-// kernels follow Dao et al. 2022 (FlashAttention).
+// Hkv divides H: query head h reads key and value head h/(H/Hkv). q is F32, F16 or BF16, and so is O; k and v have one
+// dtype of these, Q8, Q4 or F8. Strides are arbitrary. The fused kernels follow Dao et al. 2022 (FlashAttention).
 //
-// Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the
-// rule; ErrDevice, ErrReleased, ErrMemory, ErrUnsupported, ErrDeviceLost and context
-// errors come from the backend.
+// Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the rule; ErrDevice, ErrReleased,
+// ErrMemory, ErrUnsupported, ErrDeviceLost and context errors come from the backend.
 func (d *Device) Attention(ctx context.Context, q, k, v Tensor, opt Options) (Result, error) {
 	c, err := d.Prepare(q, k, v, opt)
 	if err != nil {
@@ -72,9 +69,8 @@ type subcall struct {
 	byRow    bool // each row is a batch, see makeByRow in keyindices.go
 }
 
-// Prepare validates an attention call and returns it. The operands may be [Meta]
-// tensors, which Plan and Warmup accept. The slices in opt must not change while the Call
-// is used. The errors are the validation errors of [Device.Attention].
+// Prepare validates an attention call and returns it. The operands may be [Meta] tensors, which Plan and Warmup accept.
+// The slices in opt must not change while the Call is used. The errors are the validation errors of [Device.Attention].
 func (d *Device) Prepare(q, k, v Tensor, opt Options) (*Call, error) {
 	c := &Call{dev: d}
 	if err := c.Reset(q, k, v, opt); err != nil {
@@ -115,8 +111,7 @@ func (c *Call) Reset(q, k, v Tensor, opt Options) (err error) {
 	return nil
 }
 
-// operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
-// are pools of pages.
+// operandDims checks q, k and v and returns the lengths of the call. With pages, k and v are pools of pages.
 func operandDims(q, k, v Tensor, pages *backend.Pages) (backend.Dims, error) {
 	err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...))
 	c := backend.Call{Q: q, K: k, V: v, Pages: pages}
@@ -255,8 +250,7 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 	return r, nil
 }
 
-// Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller
-// releases them.
+// Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller releases them.
 func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
 	defer op.Annotate(&err, "attention")
 	return c.outputs(func(dtype DType, shape Shape) (Tensor, error) { return c.dev.Alloc(ctx, dtype, shape) })
@@ -300,11 +294,9 @@ func (c *Call) ready() error {
 	return nil
 }
 
-// RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and
-// out.LSE and out.Weights unless they are the zero Tensor. Options.LSE and Options.Weights do not
-// matter. It does not allocate, except for [KeyIndices] in a
-// tensor. It returns ErrOverlap when an output shares memory with an input
-// or another output.
+// RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and out.LSE and out.Weights unless
+// they are the zero Tensor. Options.LSE and Options.Weights do not matter. It does not allocate, except for
+// [KeyIndices] in a tensor. It returns ErrOverlap when an output shares memory with an input or another output.
 func (c *Call) RunInto(ctx context.Context, out Result) error { return c.run(ctx, out, nil) }
 
 // Resume is RunInto that continues a run which ended early, because its device was lost or its
@@ -337,8 +329,7 @@ func (c *Call) run(ctx context.Context, out Result, from *Partial) (err error) {
 		}
 	}
 	if len(c.subs) != 1 || !c.subs[0].whole || !out.Weights.IsZero() {
-		// The output of a backend call may overlap an operand of another one, which
-		// backends do not see.
+		// The output of a backend call may overlap an operand of another one, which backends do not see.
 		outputs, inputs := c.all(out).Operands()
 		written := []backend.Operand{outputs[0], outputs[1], {Name: "weights", Tensor: out.Weights}}
 		if err := backend.Distinct(written, inputs[:]); err != nil {

@@ -21,8 +21,7 @@ type CheckReport struct {
 	// MaxError is |o - ref| of the element that is worst relative to its bound, and Bound is
 	// that bound, which package oracle derives. Worst describes the element.
 	MaxError, Bound float64
-	// Off is MaxError/Bound; at most 1 is correct. It is +Inf for an element that is
-	// wrongly NaN or wrongly not NaN.
+	// Off is MaxError/Bound; at most 1 is correct. It is +Inf for an element that is wrongly NaN or wrongly not NaN.
 	Off   float64
 	Worst string
 }
@@ -30,10 +29,9 @@ type CheckReport struct {
 // OK reports whether every recomputed value is within its bound.
 func (r CheckReport) OK() bool { return r.Off <= 1 }
 
-// Check recomputes random rows of the call in float64 and compares them with out, the
-// result of a run: out.O, and out.LSE and out.Weights unless they are the zero Tensor. It
-// downloads the keys and values of the rows' heads, O(Sk) memory for a head. A wrong result
-// is not an error, see [CheckReport.OK].
+// Check recomputes random rows of the call in float64 and compares them with out, the result of a run: out.O, and
+// out.LSE and out.Weights unless they are the zero Tensor. It downloads the keys and values of the rows' heads, O(Sk)
+// memory for a head. A wrong result is not an error, see [CheckReport.OK].
 func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report CheckReport, err error) {
 	defer op.Annotate(&err, "check")
 	if err := c.checkOutputs(out); err != nil {
@@ -83,9 +81,8 @@ func (c *Call) verify(ctx context.Context, out Result, rows int) error {
 // float64: those of random rows of q, and of as many random rows of k and v. Gradients of
 // options are not compared. The report counts all these rows.
 //
-// A row of dq is computed from the operands alone. A row of dk or dv is a sum over all query
-// rows; it is computed from result, which [Call.Check] checks, and takes O(Sq) operations for
-// each query head that shares the key head.
+// A row of dq is computed from the operands alone. A row of dk or dv is a sum over all query rows; it is computed from
+// result, which [Call.Check] checks, and takes O(Sq) operations for each query head that shares the key head.
 func (c *Call) CheckBackward(ctx context.Context, grads Gradients, d, result Result, opt CheckOptions) (report CheckReport, err error) {
 	defer op.Annotate(&err, "check")
 	if err := c.checkBackward(&grads, d, result); err != nil {

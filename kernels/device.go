@@ -18,12 +18,10 @@ type Device struct {
 	verified atomic.Uint64   // runs
 }
 
-// Open opens a device by name: "auto" or "" (a hardware GPU, else the CPU), "cpu", "gpu",
-// "gpu:1" by number or "gpu:NAME" by a part of the device's name. The program imports the
-// backends that it wants to open.
+// Open opens a device by name: "auto" or "" (a hardware GPU, else the CPU), "cpu", "gpu", "gpu:1" by number or
+// "gpu:NAME" by a part of the device's name. The program imports the backends that it wants to open.
 //
-// Errors: ErrNoBackend for a backend that is not imported, ErrNoDevice for a device that
-// does not exist.
+// Errors: ErrNoBackend for a backend that is not imported, ErrNoDevice for a device that does not exist.
 func Open(name string) (*Device, error) {
 	be, err := backend.Open(name)
 	if err != nil {
@@ -109,9 +107,8 @@ func (d *Device) Alloc(ctx context.Context, dtype DType, shape Shape) (Tensor, e
 	return be.Alloc(ctx, dtype, shape)
 }
 
-// Upload returns the elements of host, a tensor in host memory, as a tensor in device
-// memory, for the caller to Release. On a device that computes in host memory it is an
-// alias: host must not change until it is released.
+// Upload returns the elements of host, a tensor in host memory, as a tensor in device memory, for the caller to
+// Release. On a device that computes in host memory it is an alias: host must not change until it is released.
 func (d *Device) Upload(ctx context.Context, host Tensor) (Tensor, error) {
 	be, err := d.on(ctx)
 	if err != nil {
@@ -120,8 +117,7 @@ func (d *Device) Upload(ctx context.Context, host Tensor) (Tensor, error) {
 	return be.Upload(ctx, host)
 }
 
-// Download copies src, in device memory, to host, in host memory. They must have the same
-// shape and dtype.
+// Download copies src, in device memory, to host, in host memory. They must have the same shape and dtype.
 func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 	be, err := d.on(ctx)
 	if err == nil {

@@ -24,11 +24,10 @@ const (
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    o [B, H, Sq, Dv]
 //
-// Zero lengths in dims have defaults: Batch and Heads are 1, KVHeads is Heads, ValueDim is Dim.
-// SeqK is SeqQ, or no keys when k and v are empty. Tensors in opt are in host memory here; their
-// shapes do not depend on the layout. LSE and Weights are refused, use [Device.Attention] for
-// them. Errors as for Attention, and ErrShape when a slice does not have the elements of its
-// shape.
+// Zero lengths in dims have defaults: Batch and Heads are 1, KVHeads is Heads, ValueDim is Dim. SeqK is SeqQ, or no
+// keys when k and v are empty. Tensors in opt are in host memory here; their shapes do not depend on the layout. LSE
+// and Weights are refused, use [Device.Attention] for them. Errors as for Attention, and ErrShape when a slice does not
+// have the elements of its shape.
 func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, layout Layout, q, k, v []float32, opt Options) (o []float32, err error) {
 	defer op.Annotate(&err, "attention")
 	dims.Batch, dims.Heads = cmp.Or(dims.Batch, 1), cmp.Or(dims.Heads, 1)
@@ -107,8 +106,7 @@ func checkDims(d Dims, l Layout) error {
 // memory, rounded to nearest even, for the caller to Release. On a device that computes in
 // host memory an F32 tensor is data itself, not a copy.
 //
-// Errors: ErrShape when data does not have the elements of shape, ErrDType for another
-// dtype, ErrMemory.
+// Errors: ErrShape when data does not have the elements of shape, ErrDType for another dtype, ErrMemory.
 func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, shape Shape) (host Tensor, err error) {
 	switch n := shape.Elements(); {
 	case dtype == F32:

@@ -14,15 +14,13 @@ import (
 // package backend: go doc ./backend Tensor lists them, and go doc ./backend Tensor.Swap prints one. Outside
 // of this module the package is github.com/seed90331342/attn/backend.
 
-// Tensor is a view of memory as [batch, heads, seq, dim]: a [Shape], [Strides] and an offset,
-// all in elements of one [DType]. Copies of a Tensor share the memory. The zero Tensor means
-// none.
+// Tensor is a view of memory as [batch, heads, seq, dim]: a [Shape], [Strides] and an offset, all in elements of one
+// [DType]. Copies of a Tensor share the memory. The zero Tensor means none.
 //
-// Slice, Swap, Broadcast, Rows and View return other views of the same memory: [B,S,H,D] data, one
-// head of many and a mask that all heads share are views, not copies. Float32s, Bits, Bools, Int32s
-// and QuantisedRows return host memory as a slice. Shape, Strides, Offset, DType, Bytes, IsZero,
-// IsContiguous and OnHost describe a view. Release frees the memory of all views. Command
-// go doc ./backend Tensor.Swap prints the comment of one.
+// Slice, Swap, Broadcast, Rows and View return other views of the same memory: [B,S,H,D] data, one head of many and a
+// mask that all heads share are views, not copies. Float32s, Bits, Bools, Int32s and QuantisedRows return host memory
+// as a slice. Shape, Strides, Offset, DType, Bytes, IsZero, IsContiguous and OnHost describe a view. Release frees the
+// memory of all views. Command go doc ./backend Tensor.Swap prints the comment of one.
 type Tensor = backend.Tensor
 
 // Shape is the length of a tensor along each axis. All four are written: a tensor of
@@ -30,12 +28,10 @@ type Tensor = backend.Tensor
 // the strides in order of the axes: go doc ./backend Shape.Elements.
 type Shape = backend.Shape
 
-// Strides are the distances in elements between neighbours along each axis, 0 where one element
-// is repeated.
+// Strides are the distances in elements between neighbours along each axis, 0 where one element is repeated.
 type Strides = backend.Strides
 
-// Dims are the lengths of an attention call. [Device.AttentionFloat32] has defaults for those
-// that are zero.
+// Dims are the lengths of an attention call. [Device.AttentionFloat32] has defaults for those that are zero.
 type Dims struct {
 	Batch    int // B
 	Heads    int // H, query heads
@@ -277,13 +273,11 @@ func Devices() (all []Listing) {
 // Auto returns the name that "auto" opens and the reason: a hardware GPU, else "cpu".
 func Auto() (name, why string) { return backend.Auto() }
 
-// Trace is a set of functions that calls with its context run at certain events, as in
-// net/http/httptrace. Any of them may be nil. They must be safe for concurrent use and
-// return soon, because the call waits for them.
+// Trace is a set of functions that calls with its context run at certain events, as in net/http/httptrace. Any of them
+// may be nil. They must be safe for concurrent use and return soon, because the call waits for them.
 type Trace struct {
-	// Progress receives the operations that a call has done and its total, in the units
-	// of Plan.FLOPs, after each piece that the call waits for. A call of one piece
-	// reports once, at its end.
+	// Progress receives the operations that a call has done and its total, in the units of Plan.FLOPs, after each piece
+	// that the call waits for. A call of one piece reports once, at its end.
 	Progress func(done, total float64)
 	// Kernel receives the time that the device computed each piece, by its own clock.
 	// Devices without timestamps never call it.

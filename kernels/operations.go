@@ -13,8 +13,7 @@ import (
 // Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i], so that a
 // copy sees the results of the earlier ones. Tensors are F32, F16, BF16, Q8, Q4 or F8.
 //
-// Errors: ErrShape for different shapes or numbers of tensors, ErrUnsupported when the
-// device does not copy.
+// Errors: ErrShape for different shapes or numbers of tensors, ErrUnsupported when the device does not copy.
 func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
 	defer op.Annotate(&err, "copy")
 	c, err := need[backend.Copier](ctx, d, "copies")
@@ -59,11 +58,9 @@ func (d *Device) compute(ctx context.Context, err error, f func() error, results
 //
 //	y [B, H, S, N]    x [B, H, S, M]    w [B or 1, H or 1, M, N]    bias [1, 1, 1, N]
 //
-// All are F32, F16 or BF16, each independently. The zero Tensor as bias means none. A NaN in
-// x or w propagates to y.
+// All are F32, F16 or BF16, each independently. The zero Tensor as bias means none. A NaN in x or w propagates to y.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no
-// projections.
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no projections.
 func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) {
 	defer op.Annotate(&err, "project")
 	p, err := need[backend.Projector](ctx, d, "projections")
@@ -80,8 +77,7 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) 
 // Angles are rotation angles in device memory, as cosines and sines, for example of nn.RoPE. Layers
 // whose rows have the same positions can share them.
 type Angles struct {
-	// Cos and Sin are [B, H, S, R/2] F32. The first three lengths are those of the
-	// rotated tensor or 1.
+	// Cos and Sin are [B, H, S, R/2] F32. The first three lengths are those of the rotated tensor or 1.
 	Cos, Sin Tensor
 	// Rotation is which elements are pairs, and the direction.
 	Rotation
@@ -101,8 +97,7 @@ type Rotation struct {
 	Inverse bool
 }
 
-// Rotate rotates pairs of elements of each row of x by a, see [Angles], and copies the
-// other elements:
+// Rotate rotates pairs of elements of each row of x by a, see [Angles], and copies the other elements:
 //
 //	y_a = x_a·cos - x_b·sin    y_b = x_a·sin + x_b·cos
 //
@@ -110,8 +105,7 @@ type Rotation struct {
 //
 // Strides are arbitrary. y may be the same view as x, and must not overlap it otherwise.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
-// rotate, and the backend's.
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not rotate, and the backend's.
 func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) {
 	defer op.Annotate(&err, "rotate")
 	r, err := ofRows[backend.Rotator](ctx, d, "rotary embedding", x, backend.Operand{Name: "y", Tensor: y})
@@ -132,22 +126,19 @@ func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) 
 	return d.compute(ctx, cmp.Or(err, bad), func() error { return r.Rotate(ctx, y, x, cos, sin, backend.Rotation(a.Rotation)) }, y)
 }
 
-// Merge combines results over two disjoint sets of keys into the result over their union,
-// in place of the first:
+// Merge combines results over two disjoint sets of keys into the result over their union, in place of the first:
 //
 //	m = max(lse, lsePart)    a = exp(lse-m)    b = exp(lsePart-m)
 //	o = (a·o + b·oPart)/(a+b)    lse = m + log(a+b)
 //
 //	r.O, part.O [B, H, Sq, Dv] F32    r.LSE, part.LSE [B, H, Sq, 1] F32
 //
-// Merge is associative up to rounding: the keys of a long sequence can be divided in any way, also
-// over several machines. [Call.RunInto] with an F32 output rounds nothing before the merge. A fully
-// masked row changes nothing: its LSE is -Inf, or +Inf in results of FlashAttention 2. No call
-// returns +Inf, because a row that sees an infinite score is NaN. [Call.Backward] takes +Inf in the
-// same way. A NaN propagates.
+// Merge is associative up to rounding: the keys of a long sequence can be divided in any way, also over several
+// machines. [Call.RunInto] with an F32 output rounds nothing before the merge. A fully masked row changes nothing: its
+// LSE is -Inf, or +Inf in results of FlashAttention 2. No call returns +Inf, because a row that sees an infinite score
+// is NaN. [Call.Backward] takes +Inf in the same way. A NaN propagates.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
-// merge.
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not merge.
 func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	defer op.Annotate(&err, "merge")
 	m, err := need[backend.Merger](ctx, d, "merge")

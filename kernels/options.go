@@ -47,9 +47,8 @@ type Options struct {
 	Window *Window
 	// Align sets the position of the rows, for Causal and Window.
 	Align Align
-	// Offset [B] or [1] is added to the positions of the rows of each batch: for keys
-	// that continue others, as in a cache. Batches may differ: with KLen, sequences of
-	// unequal lengths are one call. nil means 0.
+	// Offset [B] or [1] is added to the positions of the rows of each batch: for keys that continue others, as in a
+	// cache. Batches may differ: with KLen, sequences of unequal lengths are one call. nil means 0.
 	Offset []int
 	// KLen [B] is the number of keys of each batch, 0 to Sk; nil means Sk.
 	KLen []int

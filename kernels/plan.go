@@ -8,9 +8,8 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
-// Plan returns how the device would run the call: the code path and the reason for it, the
-// FLOPs of the visible pairs, the bytes that must move, scratch memory, and how the work is
-// cut. It runs nothing.
+// Plan returns how the device would run the call: the code path and the reason for it, the FLOPs of the visible pairs,
+// the bytes that must move, scratch memory, and how the work is cut. It runs nothing.
 func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
 	defer op.Annotate(&err, "plan")
 	err = c.rehearse(ctx, func(be backend.Backend, out Result) (err error) {
@@ -58,10 +57,9 @@ func (c *Call) plan(ctx context.Context, be backend.Backend, out Result) (p back
 	return p, err
 }
 
-// Warmup compiles what the call needs and runs nothing, so that the first call takes no
-// longer than the next. Head sizes, dtypes, strides and options decide what is compiled;
-// calls of other lengths usually need the same code. On a device that compiles nothing it does
-// nothing. It returns ErrUnsupported, ErrDeviceLost and context errors.
+// Warmup compiles what the call needs and runs nothing, so that the first call takes no longer than the next. Head
+// sizes, dtypes, strides and options decide what is compiled; calls of other lengths usually need the same code. On a
+// device that compiles nothing it does nothing. It returns ErrUnsupported, ErrDeviceLost and context errors.
 func (c *Call) Warmup(ctx context.Context) (err error) {
 	defer op.Annotate(&err, "warmup")
 	return c.rehearse(ctx, func(be backend.Backend, _ Result) error {

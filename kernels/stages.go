@@ -83,8 +83,7 @@ func (d *Device) softmax(ctx context.Context, s, lse Tensor, x region.Region, p 
 	})
 }
 
-// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
-// may be the zero Tensor.
+// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either may be the zero Tensor.
 func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
 	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.attend(ctx, c) })
 }

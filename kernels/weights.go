@@ -32,10 +32,9 @@ var weightChunk = 4 << 20
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// The weights are those of Options.Weights. The stages QK and Softmax compute 16 MiB of them
-// at a time (at least one row of one head), and the host selects the largest. Memory is
-// therefore O(Sq·n). Weights of 0 are not listed, and NaN counts as the largest weight. Errors
-// as for [Device.Attention], and ErrOption when n is less than 1.
+// The weights are those of Options.Weights. The stages QK and Softmax compute 16 MiB of them at a time (at least one
+// row of one head), and the host selects the largest. Memory is therefore O(Sq·n). Weights of 0 are not listed, and NaN
+// counts as the largest weight. Errors as for [Device.Attention], and ErrOption when n is less than 1.
 func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (all Top, err error) {
 	defer op.Annotate(&err, "top weights")
 	if n < 1 {
@@ -85,8 +84,7 @@ func rank(w float32) float32 {
 	return w
 }
 
-// WeightRange selects weights of one query head: the rows Rows[0] <= i < Rows[1] and the
-// keys Keys[0] <= j < Keys[1].
+// WeightRange selects weights of one query head: the rows Rows[0] <= i < Rows[1] and the keys Keys[0] <= j < Keys[1].
 type WeightRange struct {
 	Batch, Head int
 	Rows, Keys  [2]int
@@ -102,10 +100,9 @@ const rangeRows = 256
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// The stages QK and Softmax compute the keys that the rows see, at most 256 rows and 16 MiB
-// at a time (at least one row). Memory therefore does not grow with the range. f must not keep
-// the slice. Errors as for [Device.Attention], and ErrShape for a range that is empty or
-// exceeds the operands.
+// The stages QK and Softmax compute the keys that the rows see, at most 256 rows and 16 MiB at a time (at least one
+// row). Memory therefore does not grow with the range. f must not keep the slice. Errors as for [Device.Attention], and
+// ErrShape for a range that is empty or exceeds the operands.
 func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, opt Options, f func(row, first int, weights []float32)) (err error) {
 	defer op.Annotate(&err, "weights")
 	if f == nil {
@@ -227,8 +224,7 @@ func (s *weightScan) chunk(ctx context.Context, x region.Region, lo, hi int, f f
 	return ctx.Err()
 }
 
-// seen returns x, rows of one batch, with the keys that they see by the visibility rule; none when
-// they see no key.
+// seen returns x, rows of one batch, with the keys that they see by the visibility rule; none when they see no key.
 func (s *weightScan) seen(x region.Region) region.Region {
 	p := s.problem.Cut(x)
 	first, keys := x.Lo[region.Key], x.Len(region.Key)
