@@ -139,11 +139,11 @@ func encode(host Tensor, data []float32) error {
 }
 
 // eachRow calls f with the numbers of each row of a Q8, Q4 or F8 tensor in host memory.
-func eachRow(host Tensor, numbers []float32, f func(row []float32, stored []byte)) error {
+func eachRow(host Tensor, all []float32, f func(row []float32, stored []byte)) error {
 	rows, err := host.QuantisedRows()
 	cols, stride := host.Shape()[Dim], host.Strides()[Seq]
-	for ; err == nil && len(numbers) > 0; numbers, rows = numbers[cols:], rows[stride:] {
-		f(numbers[:cols], rows)
+	for ; err == nil && len(all) > 0; all, rows = all[cols:], rows[stride:] {
+		f(all[:cols], rows)
 	}
 	return err
 }

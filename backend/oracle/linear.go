@@ -2,6 +2,8 @@ package oracle
 
 import (
 	"math"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // Linear is one query head and one state head of linear attention, as backend.LinearAttention defines it.
@@ -155,8 +157,8 @@ func CausalConv(x, w []float32, bias float32, silu bool) Element {
 	}
 	e := Element{sum, u * (Lambda*math.Sqrt(float64(len(x)+1)) + 2) * size}
 	if silu {
-		y := sum / (1 + math.Exp(-sum))
-		e = Element{y, 1.1*e.Err + times(u*(2*math.Abs(sum)+12), math.Abs(y))}
+		y, _, err, _ := activation(backend.SiLU, sum)
+		e = Element{y, 1.1*e.Err + err}
 	}
 	e.Err += flushed * (1 + float64(len(x)) + math.Abs(sum))
 	return e

@@ -42,9 +42,8 @@ type LayerGradients struct {
 	X, Memory kernels.Tensor
 	// Weights has the shapes of the weights, of those that the layer has.
 	Weights MultiHeadWeights
-	// Attention has the gradients of the options that [kernels.Gradients] has: Bias,
-	// RelativeBias, ALiBi and Sinks. Q, K and V are the zero Tensor, and so is Sinks when
-	// the layer has its own.
+	// Attention has the gradients of the options that [kernels.Gradients] has: Bias, RelativeBias, ALiBi and Sinks. Q,
+	// K and V are the zero Tensor, and so is Sinks when the layer has its own.
 	Attention kernels.Gradients
 }
 
@@ -82,8 +81,7 @@ func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt 
 //
 //	dx = dy·Wᵀ    dW = xᵀ·dy    dB = Σ dy
 //
-// summed over all batches and rows. Intermediate gradients are F32. The same pass yields the
-// same bits.
+// summed over all batches and rows. Intermediate gradients are F32. The same pass yields the same bits.
 //
 // Errors as for [kernels.Call.Backward].
 func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.Tensor) (g LayerGradients, err error) {

@@ -25,9 +25,13 @@ func joinHeads(t kernels.Tensor) kernels.Tensor {
 	return joined
 }
 
-// allocHeads returns new memory for d elements of each head and row of x, whose heads are split.
+// allocRows returns new memory for n elements of each row of x, and allocHeads for d of each head, whose heads are split.
+func allocRows(b *steps.Steps, x kernels.Tensor, n int) kernels.Tensor {
+	return b.Alloc(kernels.Shape{x.Shape()[kernels.Batch], 1, x.Shape()[kernels.Seq], n})
+}
+
 func allocHeads(b *steps.Steps, x kernels.Tensor, heads, d int) kernels.Tensor {
-	return splitHeads(b.Alloc(kernels.Shape{x.Shape()[0], 1, x.Shape()[2], heads * d}), heads)
+	return splitHeads(allocRows(b, x, heads*d), heads)
 }
 
 // checkInput returns an error unless x is [B, 1, S, model] of floats.

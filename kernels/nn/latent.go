@@ -78,9 +78,8 @@ func (w *LatentWeights) list(c LatentConfig) weights.List {
 	}
 }
 
-// LoadSafetensors reads the weights of a layer of DeepSeek V2 and V3, or Kimi K2, from a .safetensors
-// file of the given size. The names of its tensors begin with prefix, such as
-// "model.layers.0.self_attn.", and go on with
+// LoadSafetensors reads the weights of a layer of DeepSeek V2 and V3, or Kimi K2, from a .safetensors file of the given
+// size. The names of its tensors begin with prefix, such as "model.layers.0.self_attn.", and go on with
 //
 //	q_a_proj q_a_layernorm q_b_proj     or q_proj without a QueryRank
 //	kv_a_proj_with_mqa kv_a_layernorm   .weight [Rank+RopeDim, Model], .weight [Rank]
@@ -127,9 +126,8 @@ type LatentAttention struct {
 	w      LatentWeights // in the device's memory
 }
 
-// NewLatentAttention returns a layer with weights w, rounded to c.DType, in the device's memory, for
-// the caller to Release. The weights come from [LatentConfig.LoadSafetensors]. Errors as for
-// [NewMultiHeadAttention].
+// NewLatentAttention returns a layer with weights w, rounded to c.DType, in the device's memory, for the caller to
+// Release. The weights come from [LatentConfig.LoadSafetensors]. Errors as for [NewMultiHeadAttention].
 func NewLatentAttention(ctx context.Context, dev *kernels.Device, c LatentConfig, w LatentWeights) (l *LatentAttention, err error) {
 	defer op.Annotate(&err, "latent attention")
 	be := dev.Backend()
@@ -196,20 +194,18 @@ func (l *LatentAttention) check(x kernels.Tensor, opt *MultiHeadOptions) error {
 func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Tensor, opt MultiHeadOptions) {
 	c, w, s := l.config, l.w, x.Shape()
 	h, d := c.Heads, c.NopeDim+c.RopeDim
-	rows := func(n int) kernels.Tensor { return b.Alloc(kernels.Shape{s[0], 1, s[2], n}) }
 	u := x
 	if c.QueryRank > 0 {
-		u = rows(c.QueryRank)
+		u = allocRows(b, x, c.QueryRank)
 		b.Project(u, x, w.Wqa)
 		b.Normalise(u, u, w.QNorm, kernels.Norm{})
 	}
-	flat, latent, attended := rows(h*d), rows(c.Rank+c.RopeDim), rows(h*c.ValueDim)
-	b.Project(flat, u, w.Wq)
+	q, latent, o := allocHeads(b, x, h, d), allocRows(b, x, c.Rank+c.RopeDim), allocHeads(b, x, h, c.ValueDim)
+	b.Project(joinHeads(q), u, w.Wq)
 	b.Project(latent, x, w.Wkva)
 	if b.Err != nil {
 		return
 	}
-	q, o, wk, wv := splitHeads(flat, h), splitHeads(attended, h), splitHeads(w.Wk, h), splitHeads(w.Wv, h)
 	content, place := b.Columns(latent, 0, c.Rank), b.Columns(latent, c.Rank, c.Rank+c.RopeDim)
 	b.Normalise(content, content, w.KVNorm, kernels.Norm{})
 	rotated := b.Columns(q, c.NopeDim, d)
@@ -231,12 +227,12 @@ func (l *LatentAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Ten
 		l.attendInBlocks(b, o, q, &opt)
 	default:
 		absorbed, sums := allocHeads(b, x, h, c.Rank+c.RopeDim), allocHeads(b, x, h, c.Rank)
-		b.Project(b.Columns(absorbed, 0, c.Rank), b.Columns(q, 0, c.NopeDim), b.Transposed(wk))
+		b.Project(b.Columns(absorbed, 0, c.Rank), b.Columns(q, 0, c.NopeDim), b.Transposed(splitHeads(w.Wk, h)))
 		b.Copy(b.Columns(absorbed, c.Rank, c.Rank+c.RopeDim), b.Columns(q, c.NopeDim, d))
 		opt.attend(b, kernels.Result{O: sums}, absorbed)
-		b.Project(o, sums, wv)
+		b.Project(o, sums, splitHeads(w.Wv, h))
 	}
-	b.Project(b.Keep(y, s), attended, w.Wo)
+	b.Project(b.Keep(y, s), joinHeads(o), w.Wo)
 }
 
 // ownRows reports whether S rows of x see rows of x alone, as far as one sequence has all of them.

@@ -54,8 +54,7 @@ func (l *Linear) Release() {
 //
 //	x [B, 1, S, In]    y [B, 1, S, Out] of x's dtype
 //
-// Errors: ErrShape and ErrDType for x, ErrUnsupported when the device has no projections,
-// and the backend's.
+// Errors: ErrShape and ErrDType for x, ErrUnsupported when the device has no projections, and the backend's.
 func (l *Linear) Apply(ctx context.Context, x kernels.Tensor) (y kernels.Tensor, err error) {
 	defer op.Annotate(&err, "linear layer")
 	s, w := x.Shape(), l.w.Shape()

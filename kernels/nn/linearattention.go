@@ -266,7 +266,7 @@ func (l *LinearAttention) Apply(ctx context.Context, x kernels.Tensor, opt Linea
 // apply computes y. Its steps do nothing after an error.
 func (l *LinearAttention) apply(b *steps.Steps, y *kernels.Tensor, x kernels.Tensor, cuQ []int) {
 	c, w, s, h, n := l.config, l.w, x.Shape(), l.config.ValueHeads, l.config.sizes()
-	rows := func(n int) kernels.Tensor { return b.Alloc(kernels.Shape{s[0], 1, s[2], n}) }
+	rows := func(n int) kernels.Tensor { return allocRows(b, x, n) }
 	in, conv, beta, f, g, attended := rows(n.channels+n.gates+h+c.Rank), rows(n.channels), rows(h), rows(n.decays), rows(n.decays), rows(n.values)
 	at := n.channels + n.gates
 	b.Project(in, x, w.Win)

@@ -49,10 +49,9 @@ type LayerConfig struct {
 //	qwen3_next, qwen3_5, qwen3_5_moe       norms, a gate, and linear attention in most layers
 //	kimi_linear               latent attention without RoPE, and linear attention in most layers
 //
-// Fields that are not in the file have the defaults of transformers. A RoPE with dynamic or
-// longrope scaling is that of short sequences until the caller sets [Scaling].Length. Tokens of
-// an image are up to the caller: they see each other in Gemma 3, and in Gemma 4 only in layers with
-// a window of models whose use_bidirectional_attention is "vision".
+// Fields that are not in the file have the defaults of transformers. A RoPE with dynamic or longrope scaling is that of
+// short sequences until the caller sets [Scaling].Length. Tokens of an image are up to the caller: they see each other
+// in Gemma 3, and in Gemma 4 only in layers with a window of models whose use_bidirectional_attention is "vision".
 //
 // Errors: ErrUnsupported for another model_type, kind of layer or rope_type, for latent or linear
 // attention of other families, for clip_qkv, for windows of qwen2_moe, for the gates of Kimi K3, and for layers that are bidirectional or

@@ -14,8 +14,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
-// MultiHeadConfig is the shape of a [MultiHeadAttention]. Lengths left 0 follow from the
-// others.
+// MultiHeadConfig is the shape of a [MultiHeadAttention]. Lengths left 0 follow from the others.
 type MultiHeadConfig struct {
 	// Model is M, the size of an input and output token.
 	Model int
@@ -24,8 +23,7 @@ type MultiHeadConfig struct {
 	// Heads is H; 0 means 1. KVHeads is Hkv, which divides it (grouped-query attention,
 	// Ainslie et al. 2023); 0 means Heads.
 	Heads, KVHeads int
-	// HeadDim is D, of a query and a key; 0 means Model/Heads. ValueDim is Dv; 0 means
-	// HeadDim.
+	// HeadDim is D, of a query and a key; 0 means Model/Heads. ValueDim is Dv; 0 means HeadDim.
 	HeadDim, ValueDim int
 	// Bias gives each projection a bias.
 	Bias bool
@@ -54,8 +52,7 @@ type MultiHeadConfig struct {
 	DType kernels.DType
 }
 
-// withDefaults returns c with every length set. It returns an error for a config out of
-// range.
+// withDefaults returns c with every length set. It returns an error for a config out of range.
 func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 	if err := cmp.Or(op.CheckLength("Model", c.Model, 1), op.CheckLength("Memory", c.Memory, 0), op.CheckLength("Heads", c.Heads, 0),
 		op.CheckLength("KVHeads", c.KVHeads, 0), op.CheckLength("HeadDim", c.HeadDim, 0), op.CheckLength("ValueDim", c.ValueDim, 0), op.CheckLength("Chunk", c.Chunk, 0)); err != nil {
@@ -98,14 +95,12 @@ type MultiHeadAttention struct {
 	sinks  []float32
 }
 
-// NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's
-// memory, for the caller to Release. The weights come from [MultiHeadConfig.Initialise] or
-// [MultiHeadConfig.LoadSafetensors]. A device that computes in host memory uses F32 weights
-// without a copy.
+// NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's memory, for the caller to
+// Release. The weights come from [MultiHeadConfig.Initialise] or [MultiHeadConfig.LoadSafetensors]. A device that
+// computes in host memory uses F32 weights without a copy.
 //
-// Errors: ErrOption for a config out of range, ErrShape and ErrDType for weights that do
-// not match it, ErrUnsupported when the device lacks an operation of the layer, and the
-// backend's.
+// Errors: ErrOption for a config out of range, ErrShape and ErrDType for weights that do not match it, ErrUnsupported
+// when the device lacks an operation of the layer, and the backend's.
 func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (l *MultiHeadAttention, err error) {
 	defer op.Annotate(&err, "multi-head attention")
 	c, err = c.withDefaults()
@@ -149,8 +144,7 @@ func (l *MultiHeadAttention) CacheConfig(dtype kernels.DType) kvcache.Config {
 	return c
 }
 
-// KVCache is a cache that a layer appends to, by AppendAt, and attends to: a [kvcache.Cache] or
-// a [kvcache.Batch].
+// KVCache is a cache that a layer appends to, by AppendAt, and attends to: a [kvcache.Cache] or a [kvcache.Batch].
 type KVCache interface {
 	Append(ctx context.Context, k, v kernels.Tensor, count []int) error
 	AppendAt(ctx context.Context, k, v kernels.Tensor, count []int, positions [][]int) error
@@ -161,30 +155,25 @@ type KVCache interface {
 	Config() kvcache.Config
 }
 
-// MultiHeadOptions are the options of one call of a layer. The zero value is plain
-// self-attention.
+// MultiHeadOptions are the options of one call of a layer. The zero value is plain self-attention.
 type MultiHeadOptions struct {
-	// Options are those of the attention, for [B, H, Sq, Sk]. Packed sequences and pages
-	// are not supported.
+	// Options are those of the attention, for [B, H, Sq, Sk]. Packed sequences and pages are not supported.
 	kernels.Options
-	// Memory is the input of keys and values, [B, 1, Sk, Config.Memory] of x's dtype; the
-	// zero Tensor means x.
+	// Memory is the input of keys and values, [B, 1, Sk, Config.Memory] of x's dtype; the zero Tensor means x.
 	Memory kernels.Tensor
-	// Angles rotate queries, and keys unless there is a Memory, whose keys MemoryAngles
-	// rotate. When they are zero and the layer has a RoPE, it computes them for the
-	// positions 0, 1, 2, .., or those after the Cache's tokens. Layers whose rows have the
-	// same positions should share them.
+	// Angles rotate queries, and keys unless there is a Memory, whose keys MemoryAngles rotate. When they are zero and
+	// the layer has a RoPE, it computes them for the positions 0, 1, 2, .., or those after the Cache's tokens. Layers
+	// whose rows have the same positions should share them.
 	Angles, MemoryAngles kernels.Angles
 	// Positions [B or 1][S] are the positions of the rows of x by which the layer's RoPE or that of
 	// the Cache rotates them, in place of Angles and of consecutive positions. The siblings in a
 	// tree of speculated tokens share a position.
 	Positions [][]int
-	// Cache, unless nil, is for generation: the layer appends the keys and values of x to
-	// it and attends from x to all tokens of the cache. Options are then those of
-	// [kvcache.CallOptions]. Count is the number of rows of x that each sequence has; nil
-	// means all. After an error the cache may have the keys of x already; Lens shows it.
-	// MaskLast and SharePrefix are those of [kvcache.CallOptions]: Mask is for the last tokens only, and pages that
-	// sequences share are read once. Both need a Cache.
+	// Cache, unless nil, is for generation: the layer appends the keys and values of x to it and attends from x to all
+	// tokens of the cache. Options are then those of [kvcache.CallOptions]. Count is the number of rows of x that each
+	// sequence has; nil means all. After an error the cache may have the keys of x already; Lens shows it. MaskLast and
+	// SharePrefix are those of [kvcache.CallOptions]: Mask is for the last tokens only, and pages that sequences share
+	// are read once. Both need a Cache.
 	Cache                 KVCache
 	Count                 []int
 	MaskLast, SharePrefix bool

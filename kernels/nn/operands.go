@@ -12,10 +12,9 @@ type Norm struct {
 	// Projection means over the whole projection, Heads·D and KVHeads·D elements of a
 	// token (OLMo 2 and 3), not over each head.
 	Projection bool
-	// Mean means a layer norm: the mean of each head is subtracted first, and each head has weights of
-	// its own (Cohere). It excludes Projection, Weightless, AfterRoPE and KeysAsValues, and there are no
-	// gradients. The mean is linear: [NewMultiHeadAttention] subtracts it from the columns of Wq and
-	// Wk, so that a call takes no longer.
+	// Mean means a layer norm: the mean of each head is subtracted first, and each head has weights of its own
+	// (Cohere). It excludes Projection, Weightless, AfterRoPE and KeysAsValues, and there are no gradients. The mean is
+	// linear: [NewMultiHeadAttention] subtracts it from the columns of Wq and Wk, so that a call takes no longer.
 	Mean bool
 	// Weightless means that there are no weights (Llama 4).
 	Weightless bool
@@ -124,8 +123,7 @@ func (l *MultiHeadAttention) operandsBackward(b *steps.Steps, p *Pass, d [3]kern
 	}
 }
 
-// GateKind is the gate of a layer's output. With a gate, the output o of the attention is
-// multiplied before Wo:
+// GateKind is the gate of a layer's output. With a gate, the output o of the attention is multiplied before Wo:
 //
 //	o = o ⊙ sigmoid(x·Wg + Bg)
 type GateKind int

@@ -44,8 +44,7 @@ func (t *Temperature) factors(b *steps.Steps, opt *MultiHeadOptions, s kernels.S
 	return f
 }
 
-// positions returns those of n rows of x: the ones of the options, or those after the tokens of the
-// cache before x.
+// positions returns those of n rows of x: the ones of the options, or those after the tokens of the cache before x.
 func (opt *MultiHeadOptions) positions(n int) ([][]int, error) {
 	from := []int{0}
 	switch {

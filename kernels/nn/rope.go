@@ -23,19 +23,17 @@ import (
 type RoPE struct {
 	// Base is the base of the angles; 0 means 10000.
 	Base float64
-	// Dim is R, the number of elements to rotate: even, at most the head size; 0 means
-	// all. The others are unchanged (partial rotary embedding, as in GPT-J, GPT-NeoX and
-	// Phi).
+	// Dim is R, the number of elements to rotate: even, at most the head size; 0 means all. The others are unchanged
+	// (partial rotary embedding, as in GPT-J, GPT-NeoX and Phi).
 	Dim int
 	// Interleaved means that pair i is (2i, 2i+1), as in RoFormer and GPT-J. Otherwise it
 	// is (i, i+R/2), as in GPT-NeoX and Llama. Weights are trained for one of the two.
 	Interleaved bool
 	// Scaling, unless nil, changes the frequencies θ_i.
 	Scaling *Scaling
-	// Sections, unless nil, are the numbers of pairs that take their position from each axis,
-	// such as time, height and width of an image (Wang et al. 2024, Qwen2-VL). Their sum is
-	// the number of pairs. A token whose positions are equal on all axes, as those of text
-	// are, rotates as without Sections.
+	// Sections, unless nil, are the numbers of pairs that take their position from each axis, such as time, height and
+	// width of an image (Wang et al. 2024, Qwen2-VL). Their sum is the number of pairs. A token whose positions are
+	// equal on all axes, as those of text are, rotates as without Sections.
 	Sections []int
 	// SectionsInterleaved means that pair i of n axes takes axis i%n while that axis has pairs
 	// left, and axis 0 otherwise (Qwen3-VL). Otherwise the pairs of an axis are adjacent.
@@ -59,10 +57,9 @@ func Positions(from, n int) ([][]int, error) {
 //
 //	positions [B or 1][S]    Cos, Sin [B or 1, 1, S, R/2]
 //
-// headDim is the head size of the rotated tensor. The host computes the angles in float64
-// and rounds their cosines and sines to float32, multiplied by the factor of the Scaling. Every
-// backend therefore rotates by the same numbers, at position 1,000,000 as exactly as at 1.
-// With Sections the position of a row is the same on each axis.
+// headDim is the head size of the rotated tensor. The host computes the angles in float64 and rounds their cosines and
+// sines to float32, multiplied by the factor of the Scaling. Every backend therefore rotates by the same numbers, at
+// position 1,000,000 as exactly as at 1. With Sections the position of a row is the same on each axis.
 //
 // Errors: ErrOption for a base, Dim, Scaling, Sections or position out of range, ErrShape for
 // no positions or lists of different lengths, and the backend's.

@@ -72,9 +72,8 @@ type Scaling struct {
 	LongFactor  []float64 `json:"long_factor"`
 }
 
-// SoftmaxFactor returns the factor by which DeepSeek's models with yarn multiply the scale of
-// the softmax, (1 + 0.1·MScaleAllDim·ln s)². Other models do not use it. It is 1 for other kinds
-// and without MScaleAllDim.
+// SoftmaxFactor returns the factor by which DeepSeek's models with yarn multiply the scale of the softmax, (1 +
+// 0.1·MScaleAllDim·ln s)². Other models do not use it. It is 1 for other kinds and without MScaleAllDim.
 func (s *Scaling) SoftmaxFactor() float64 {
 	if s == nil || s.Kind != ScalingYaRN || s.Factor <= 1 {
 		return 1

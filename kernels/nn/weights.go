@@ -11,8 +11,7 @@ import (
 	"github.com/seed90331342/attn/kernels/internal/weights"
 )
 
-// MultiHeadWeights are the weights of a [MultiHeadAttention] in host memory, F32 and
-// contiguous, for y = x·W + B:
+// MultiHeadWeights are the weights of a [MultiHeadAttention] in host memory, F32 and contiguous, for y = x·W + B:
 //
 //	Wq [1, 1, Model, Heads·D]       Bq [1, 1, 1, Heads·D]
 //	Wk [1, 1, Memory, KVHeads·D]    Bk [1, 1, 1, KVHeads·D]
@@ -27,10 +26,9 @@ import (
 //	Sinks [1, Heads, 1, 1]
 //	Wg    [1, 1, Model, Heads·Dv], or [1, 1, Model, Heads] for GateHeads    Bg [1, 1, 1, N]
 //
-// With KeysAsValues there are no Wv and Bv, and with SharedKeys no Wk, Bk, Wv, Bv and KNorm. KScale and VScale [1, 1, 1, 1], or the
-// zero Tensor for 1, are for [MultiHeadAttention.CacheConfig].
-// The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
-// transpose, see [Transposed].
+// With KeysAsValues there are no Wv and Bv, and with SharedKeys no Wk, Bk, Wv, Bv and KNorm. KScale and VScale [1, 1,
+// 1, 1], or the zero Tensor for 1, are for [MultiHeadAttention.CacheConfig]. The columns of a head are adjacent, for Wo
+// its rows. PyTorch's Linear stores the transpose, see [Transposed].
 type MultiHeadWeights struct {
 	Wq, Wk, Wv, Wo kernels.Tensor
 	Bq, Bk, Bv, Bo kernels.Tensor
@@ -47,10 +45,10 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 	if c.Gate == GateHeads {
 		gates = c.Heads
 	}
-	normed, qnorm, knorm, qheads, kheads := c.Norm != nil && !c.Norm.Weightless, c.HeadDim, c.HeadDim, 1, 1
-	if normed && c.Norm.Projection {
+	hasNorm, qnorm, knorm, qheads, kheads := c.Norm != nil && !c.Norm.Weightless, c.HeadDim, c.HeadDim, 1, 1
+	if hasNorm && c.Norm.Projection {
 		qnorm, knorm = q, k
-	} else if normed && c.Norm.Mean {
+	} else if hasNorm && c.Norm.Mean {
 		qheads, kheads = c.Heads, c.KVHeads
 	}
 	hasK, hasGate := c.Heads > 0 && !c.SharedKeys, c.Gate != GateNone
@@ -70,8 +68,8 @@ func (w *MultiHeadWeights) list(c MultiHeadConfig) weights.List {
 		{Name: "bk", T: &w.Bk, Shape: shape(c.Bias && hasK, 1, 1, k), Of: "Bias", Vector: true},
 		{Name: "bv", T: &w.Bv, Shape: shape(c.Bias && hasV, 1, 1, v), Of: "Bias of values", Vector: true},
 		{Name: "bo", T: &w.Bo, Shape: shape(c.Bias, 1, 1, c.Model), Of: "Bias", Vector: true},
-		{Name: "qnorm", T: &w.QNorm, Shape: shape(normed, qheads, 1, qnorm), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
-		{Name: "knorm", T: &w.KNorm, Shape: shape(normed && hasK, kheads, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
+		{Name: "qnorm", T: &w.QNorm, Shape: shape(hasNorm, qheads, 1, qnorm), Of: "Norm with weights", Vector: true, Tensor: "q_norm.weight"},
+		{Name: "knorm", T: &w.KNorm, Shape: shape(hasNorm && hasK, kheads, 1, knorm), Of: "Norm with weights", Vector: true, Tensor: "k_norm.weight"},
 		{Name: "sinks", T: &w.Sinks, Shape: shape(c.Sinks, c.Heads, 1, 1), Of: "Sinks", Vector: true, Tensor: "sinks"},
 		{Name: "wg", T: &w.Wg, Shape: shape(hasGate, 1, c.Model, gates), Of: "Gate", Tensor: "g_proj.weight"},
 		{Name: "bg", T: &w.Bg, Shape: shape(c.Bias && hasGate, 1, 1, gates), Of: "Gate with Bias", Vector: true, Tensor: "g_proj.bias"},
@@ -154,9 +152,8 @@ var harmless = []string{
 	"relative_position_index", // BEiT and Swin: places in a table of biases, which is refused
 }
 
-// LoadSafetensors reads the weights of a layer from a .safetensors file of the given size.
-// The names of its tensors begin with prefix, such as "model.layers.0.self_attn.", and go on as
-// one of these layouts has them:
+// LoadSafetensors reads the weights of a layer from a .safetensors file of the given size. The names of its tensors
+// begin with prefix, such as "model.layers.0.self_attn.", and go on as one of these layouts has them:
 //
 //	q_proj k_proj v_proj o_proj         Llama, Mistral, Qwen: .weight [out, in], .bias [out]
 //	q_proj k_proj v_proj out_proj       OPT, BART, Whisper, CLIP: the same
