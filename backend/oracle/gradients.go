@@ -54,7 +54,7 @@ func (s *Sum) Bound(out backend.DType) float64 {
 	if s.terms == 0 {
 		return 0
 	}
-	return Element{s.Value, s.err + times(s.floor, s.factors) + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs}.Bound(out)
+	return Element{s.Value, s.err + times(s.floor, s.factors) + u*(lambda(s.terms)+2)*s.abs}.Bound(out)
 }
 
 // RowGradients are the gradients to which a row adds. Those that are nil are not computed.
@@ -86,8 +86,7 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 		return
 	}
 	d := len(r.Q)
-	rootD, rootDv := Lambda*math.Sqrt(float64(d)), Lambda*math.Sqrt(float64(r.Dv))
-	e := u*(a.reach*(rootD+17)+3*math.Abs(a.LSE)) + a.shift + a.LSEBound
+	e := u*(a.reach*(lambda(d)+17)+3*math.Abs(a.LSE)) + a.shift + a.LSEBound
 	// weight returns the weight of a score and its bound.
 	weight := func(score float64) (p, alpha float64) {
 		x := math.Min(score-a.LSE, 0) // the LSE that DifferentiatePart has is rounded
@@ -115,7 +114,7 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 	// score returns the gradient of a score and its bound.
 	score := func(p, alpha, dp, absDP float64) (ds, bound, t float64) {
 		t = dp + rest
-		tau := u*((rootDv+5)*(absDP+absO)+2*math.Abs(float64(dlse))) + errO + 2*float64(r.Dv)*flushed
+		tau := u*((lambda(r.Dv)+5)*(absDP+absO)+2*math.Abs(float64(dlse))) + errO + 2*float64(r.Dv)*flushed
 		return p * t, (alpha+2*u*(p+alpha))*math.Abs(t) + (1+2*u)*(p+alpha)*tau + flushed*(1+math.Abs(t)+tau), t
 	}
 
@@ -154,7 +153,7 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 		if g.DSlope != nil {
 			g.DSlope.add(ds, sigma, -r.Distance(j))
 		}
-		c, gamma := r.chain(j, rootD)
+		c, gamma := r.chain(j)
 		scale := float64(r.Scale)
 		dx := scale * c * ds
 		xi := times(math.Abs(scale), times(sigma, math.Abs(c)+gamma)+times(p*math.Abs(t), gamma+3*u)+flushed) + flushed
@@ -170,13 +169,13 @@ func (r *Row) differentiate(a Answer, do []float32, dlse float32, g RowGradients
 }
 
 // chain returns c_j and γ_j of the package comment, or c' and γ' with a score mod.
-func (r *Row) chain(j int, rootD float64) (c, gamma float64) {
+func (r *Row) chain(j int) (c, gamma float64) {
 	c = 1
 	if r.Softcap > 0 {
 		// sech is exact where 1 - tanh² cancels.
 		sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
 		s, abs, shift := r.score(j)
-		x, xi := math.Abs(s)/float64(r.Softcap), (u*(rootD+3)*abs+shift)/float64(r.Softcap)
+		x, xi := math.Abs(s)/float64(r.Softcap), (u*(lambda(len(r.Q))+3)*abs+shift)/float64(r.Softcap)
 		c, gamma = sech2(x), math.Min(2*(times(sech2(math.Max(0, x-xi)), xi)+12*u), 1)+3*u
 	}
 	if r.Mod != nil {

@@ -64,7 +64,7 @@ func (p Linear) Attend() (o, state []Element) {
 		s[c] = float64(x)
 		mass[c%p.V] = math.Hypot(mass[c%p.V], s[c])
 	}
-	kappa, kappaT := u*(Lambda*(math.Sqrt(float64(p.K))+math.Sqrt(float64(p.K+p.Chunk)))+40), u*(Lambda*math.Sqrt(inverted)+2)
+	kappa, kappaT := u*(lambda(p.K)+lambda(p.K+p.Chunk)+40), u*(lambda(inverted)+2)
 	channels := len(p.Decay) > n
 	if channels {
 		kappa += 200 * u
@@ -155,7 +155,7 @@ func CausalConv(x, w []float32, bias float32, silu bool) Element {
 		sum += float64(y) * float64(w[i])
 		size += math.Abs(float64(y) * float64(w[i]))
 	}
-	e := Element{sum, u * (Lambda*math.Sqrt(float64(len(x)+1)) + 2) * size}
+	e := Element{sum, u * (lambda(len(x)+1) + 2) * size}
 	if silu {
 		y, _, err, _ := activation(backend.SiLU, sum)
 		e = Element{y, 1.1*e.Err + err}

@@ -151,6 +151,9 @@ import (
 // Lambda is λ of the package comment's bound.
 const Lambda = 6
 
+// lambda returns λ·√n.
+func lambda(n int) float64 { return Lambda * math.Sqrt(float64(n)) }
+
 // Row is a query row with the keys and values that it may see.
 type Row struct {
 	Q, K               []float32 // [D], [Sk, D]
@@ -226,7 +229,7 @@ func (r *Row) score(j int) (s, abs, shift float64) {
 // around returns what f makes of score j, and δ_j.
 func (r *Row) around(f func(j int, s float32) float32, j int) (y, shift float64) {
 	s, abs, e := r.product(j)
-	e += u * abs * (Lambda*math.Sqrt(float64(len(r.Q))) + 4)
+	e += u * abs * (lambda(len(r.Q)) + 4)
 	y = float64(f(j, float32(s)))
 	for _, x := range [2]float64{s - e, s + e} {
 		if z := float64(f(j, float32(x))); z != y { // both may be infinite
@@ -246,7 +249,7 @@ func (r *Row) sink() float64 {
 
 // Solve computes the reference of r and its bounds.
 func Solve(r Row) Answer {
-	d, n := len(r.Q), len(r.K)/len(r.Q)
+	n := len(r.K) / len(r.Q)
 	a := Answer{Scores: make([]float64, n), Weights: make([]float64, n), WeightBounds: make([]float64, n), O: make([]float64, r.Dv), OBound: make([]float64, r.Dv)}
 	sink := r.sink()
 	m := sink
@@ -287,8 +290,8 @@ func Solve(r Row) Answer {
 		a.reach = math.Max(a.reach, math.Abs(sink))
 	}
 	n = cmp.Or(r.Listed, n)
-	e := u*a.reach*(Lambda*math.Sqrt(float64(d))+24) + a.shift
-	sums := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
+	e := u*a.reach*(lambda(len(r.Q))+24) + a.shift
+	sums := u * lambda(n) * 17 / 8
 	if math.IsInf(m, -1) {
 		a.LSE = m
 		return a
@@ -300,7 +303,7 @@ func Solve(r Row) Answer {
 		sum += a.Weights[j]
 	}
 	a.LSE = m + math.Log(sum)
-	merges := u * Lambda * math.Sqrt(float64((n-1)/32768)) * (16 + 4*math.Abs(a.LSE))
+	merges := u * lambda((n-1)/32768) * (16 + 4*math.Abs(a.LSE))
 	a.LSEBound = e + 8*u + sums + merges + u*(4+2*(math.Abs(a.LSE)+a.reach))
 	offW := func(j int) float64 { return a.WeightBounds[j] + (sums+2*merges)*a.Weights[j] } // W_j
 	kept, factor, top := make([]int, 0, len(a.visible)), cmp.Or(r.KeepFactor, 1), 0.0

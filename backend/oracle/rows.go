@@ -37,7 +37,7 @@ func normed(x, w []float32, n backend.Norm) (r, rho float64, f []float64) {
 			f[i]++
 		}
 	}
-	return 1 / math.Sqrt(sum/float64(len(x))+n.Epsilon), u * (Lambda*math.Sqrt(float64(len(x)))/2 + 7), f
+	return 1 / math.Sqrt(sum/float64(len(x))+n.Epsilon), u * (lambda(len(x))/2 + 7), f
 }
 
 // Normalise returns the norm of a row of x, as backend.Normaliser defines it; nil as w means factors of 1. The factor
@@ -71,7 +71,7 @@ func NormaliseBackward(dy, x, w []float32, n backend.Norm) (dx, dw []Element) {
 		g, y := float64(dy[i]), float64(v)*r
 		slack := flushed * (1 + r*(1+math.Abs(f[i]))*(2+math.Abs(g)+math.Abs(y)))
 		dw[i] = Element{g * y, (rho+2*u)*math.Abs(g*y) + slack}
-		dx[i] = Element{r * (f[i]*g - y*mean), r*((rho+6*u)*math.Abs(f[i]*g)+(3*rho+u*(Lambda*math.Sqrt(of)+12))*size*math.Abs(y)) + slack}
+		dx[i] = Element{r * (f[i]*g - y*mean), r*((rho+6*u)*math.Abs(f[i]*g)+(3*rho+u*(lambda(len(x))+12))*size*math.Abs(y)) + slack}
 	}
 	return dx, dw
 }
@@ -146,9 +146,9 @@ func IndexScores(q, k, w []float32) []Element {
 				p, a = p+term, a+math.Abs(term)
 			}
 			p = max(p, 0)
-			delta := u * (Lambda*math.Sqrt(float64(dim)) + 1) * a
+			delta := u * (lambda(dim) + 1) * a
 			e.Value += weight * p
-			e.Err += math.Abs(weight)*(delta+u*(Lambda*math.Sqrt(float64(heads))+1)*(p+delta)) + flushed*(1+float64(dim)*max(1, math.Abs(weight)))
+			e.Err += math.Abs(weight)*(delta+u*(lambda(heads)+1)*(p+delta)) + flushed*(1+float64(dim)*max(1, math.Abs(weight)))
 		}
 	}
 	return all
