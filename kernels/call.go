@@ -425,10 +425,10 @@ func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	return nil
 }
 
-// scoreDims is operandDims for a stage that takes q and k alone.
+// scoreDims is operandDims for a stage that takes q and k alone, which must not be quantised.
 func scoreDims(q, k Tensor) (backend.Dims, error) {
 	d, err := operandDims(q, k, k, nil)
-	return d, cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", floats...), err)
+	return d, cmp.Or(k.CheckDType("k", floats...), err)
 }
 
 // Dims returns the lengths of the call.
