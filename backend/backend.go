@@ -1,12 +1,10 @@
-// Package backend is the contract between the front that programs call (package kernels)
-// and the devices that compute
+// Package backend is the contract between the front that programs call (package kernels) and the devices that compute
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// It defines tensors in device memory ([Tensor]), the canonical problem with its one
-// visibility rule ([Problem], [Visibility], [Call]), the interface that a device implements
-// ([Backend]), the plan of a call ([Plan]), the registry ([Register], [Open], [Devices]) and
-// the errors. It computes nothing.
+// It defines tensors in device memory ([Tensor]), the canonical problem with its one visibility rule ([Problem],
+// [Visibility], [Call]), the interface that a device implements ([Backend]), the plan of a call ([Plan]), the registry
+// ([Register], [Open], [Devices]) and the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
 // [Normaliser], [Gater], [LinearAttender], [Convolver], [Indexer], [Merger], [Scorer], [Copier] and [Warmer]
@@ -23,14 +21,12 @@ import (
 	"time"
 )
 
-// Backend computes attention on one device. Its methods are safe for concurrent use.
-// Methods that take a context return its error soon after it is cancelled; the contents of
-// the outputs are then unspecified.
+// Backend computes attention on one device. Its methods are safe for concurrent use. Methods that take a context return
+// its error soon after it is cancelled; the contents of the outputs are then unspecified.
 //
-// A device with a queue may return from a call when it is submitted. Calls that use its
-// result follow it on the device, and Download and Wait wait for it. An error that occurs
-// after a call has returned is returned, with the name of the call, by the first call that
-// uses the result, or by Wait.
+// A device with a queue may return from a call when it is submitted. Calls that use its result follow it on the device,
+// and Download and Wait wait for it. An error that occurs after a call has returned is returned, with the name of the
+// call, by the first call that uses the result, or by Wait.
 //
 // Results depend on the inputs alone: the same call yields the same bits, whatever else runs, and the result of a row does
 // not depend on other rows and batches.
@@ -46,12 +42,11 @@ type Backend interface {
 	// Release. It returns ErrMemory when there is not enough memory.
 	Alloc(ctx context.Context, dtype DType, shape Shape) (Tensor, error)
 
-	// Upload returns the elements of host as a tensor in this backend's memory, for the
-	// caller to Release. The result has host's shape and may have other strides, but an
-	// axis of stride zero keeps it. A backend that computes in host memory returns an
-	// alias, and so may one whose device memory cannot hold the tensor: host must not
-	// change until the result is released. It returns ErrDevice when host is not in
-	// host memory and ErrMemory when there is not enough memory.
+	// Upload returns the elements of host as a tensor in this backend's memory, for the caller to Release. The result
+	// has host's shape and may have other strides, but an axis of stride zero keeps it. A backend that computes in host
+	// memory returns an alias, and so may one whose device memory cannot hold the tensor: host must not change until
+	// the result is released. It returns ErrDevice when host is not in host memory and ErrMemory when there is not
+	// enough memory.
 	Upload(ctx context.Context, host Tensor) (Tensor, error)
 
 	// Download copies src, in this backend's memory, to host, in host memory. They must
@@ -63,9 +58,8 @@ type Backend interface {
 	//	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 	QK(ctx context.Context, s, q, k Tensor) error
 
-	// Softmax replaces each row of s by its softmax, with scale, softcap, biases and
-	// hiding as in [Problem], and writes the log-sum-exp of each row to lse unless it is
-	// the zero Tensor:
+	// Softmax replaces each row of s by its softmax, with scale, softcap, biases and hiding as in [Problem], and writes
+	// the log-sum-exp of each row to lse unless it is the zero Tensor:
 	//
 	//	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32
 	Softmax(ctx context.Context, s, lse Tensor, p *Problem) error
@@ -78,16 +72,14 @@ type Backend interface {
 	// and Inf in v do not propagate through it.
 	PV(ctx context.Context, o, w, v Tensor) error
 
-	// Attention computes O, and LSE if it is set, of each call. It reads the keys once,
-	// uses O(Sq + Sk) memory in addition to the operands, and does not keep the calls.
-	// ErrUnsupported names what it cannot compute; an Interrupted holds what a streamed
-	// call had finished.
+	// Attention computes O, and LSE if it is set, of each call. It reads the keys once, uses O(Sq + Sk) memory in
+	// addition to the operands, and does not keep the calls. ErrUnsupported names what it cannot compute; an
+	// Interrupted holds what a streamed call had finished.
 	//
-	// Several calls, such as packed sequences, run together, each with the bits of a call
-	// alone. They may read the same memory and may write to different elements of one
-	// memory, also interleaved ones. The caller ensures that no call writes elements that
-	// another one reads or writes. After an error the contents of all outputs are
-	// unspecified, and the error is no Interrupted. Resume is ignored.
+	// Several calls, such as packed sequences, run together, each with the bits of a call alone. They may read the same
+	// memory and may write to different elements of one memory, also interleaved ones. The caller ensures that no call
+	// writes elements that another one reads or writes. After an error the contents of all outputs are unspecified, and
+	// the error is no Interrupted. Resume is ignored.
 	Attention(ctx context.Context, calls ...*Call) error
 
 	// Plan returns how Attention would run calls, without running them. Only shapes, strides
@@ -171,12 +163,10 @@ const (
 	Identity                   // g
 )
 
-// Copier is implemented by backends that copy between tensors in their memory, as a cache of
-// keys and values needs.
+// Copier is implemented by backends that copy between tensors in their memory, as a cache of keys and values needs.
 type Copier interface {
-	// Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i]: a
-	// copy sees the results of the earlier ones. After an error any of them may be
-	// complete.
+	// Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i]: a copy sees the results of the
+	// earlier ones. After an error any of them may be complete.
 	//
 	//	dst[i], src[i] [B, H, S, D] of the same shape
 	//
@@ -212,8 +202,7 @@ type Scorer interface {
 	//
 	//	s [B, H, Sq, Sk] F32
 	//
-	// Before Biased no key is hidden. At Biased hidden keys have -Inf, whatever s held
-	// there; a visible NaN remains.
+	// Before Biased no key is hidden. At Biased hidden keys have -Inf, whatever s held there; a visible NaN remains.
 	Scores(ctx context.Context, s Tensor, p *Problem, at ScorePoint) error
 }
 
@@ -228,13 +217,11 @@ func (p Problem) Until(at ScorePoint) Problem {
 	return p
 }
 
-// Warmer is implemented by backends that compile code when a call first needs it, which
-// takes longer than most calls.
+// Warmer is implemented by backends that compile code when a call first needs it, which takes longer than most calls.
 type Warmer interface {
-	// Warmup compiles what Attention needs for calls and, with weights, what QK and Softmax
-	// need for their weights, and runs nothing. Operands need no memory (see [Meta]).
-	// Calls of other sequence lengths usually need the same code. The errors are those
-	// of the calls.
+	// Warmup compiles what Attention needs for calls and, with weights, what QK and Softmax need for their weights, and
+	// runs nothing. Operands need no memory (see [Meta]). Calls of other sequence lengths usually need the same code.
+	// The errors are those of the calls.
 	Warmup(ctx context.Context, weights bool, calls ...*Call) error
 	// WarmupBackward compiles what Backward of a [Differentiator] needs for g, in the same way.
 	WarmupBackward(ctx context.Context, g *Gradients) error
@@ -245,11 +232,10 @@ type Meter interface {
 	// PeakFLOPS measures float32 operations per second in independent fused multiply-adds (2 operations each) on
 	// registers, with all threads that the backend uses. It takes some tens of milliseconds.
 	PeakFLOPS(ctx context.Context) (float64, error)
-	// ReadBandwidth measures the bytes per second that the device reads of at most 8
-	// operands, from the first to the last element of each, repeatedly for some tens of
-	// milliseconds and with all threads that the backend uses. Operands that fit a
-	// cache are read from the cache, as in a call that is repeated. It is 0 when there
-	// are too few bytes to measure. Errors are those of a call that reads the operands.
+	// ReadBandwidth measures the bytes per second that the device reads of at most 8 operands, from the first to the
+	// last element of each, repeatedly for some tens of milliseconds and with all threads that the backend uses.
+	// Operands that fit a cache are read from the cache, as in a call that is repeated. It is 0 when there are too few
+	// bytes to measure. Errors are those of a call that reads the operands.
 	ReadBandwidth(ctx context.Context, operands ...Tensor) (float64, error)
 }
 

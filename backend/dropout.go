@@ -2,10 +2,9 @@ package backend
 
 import "math/bits"
 
-// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0
-// otherwise (Srivastava et al. 2014; on attention weights as in Vaswani et al. 2017). The
-// choice depends only on the seed and the position, so that every backend, tiling and cut of
-// a call drops the same weights.
+// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0 otherwise (Srivastava et
+// al. 2014; on attention weights as in Vaswani et al. 2017). The choice depends only on the seed and the position, so
+// that every backend, tiling and cut of a call drops the same weights.
 type Dropout struct {
 	// P is the probability that a weight is dropped, 0 <= P < 1.
 	P    float32
@@ -21,8 +20,7 @@ func (d Dropout) Factor() float32 { return 1 / (1 - d.P) }
 // Threshold returns P·2^32: a weight is kept if its random word is at least that.
 func (d Dropout) Threshold() uint32 { return uint32(float64(d.P) * (1 << 32)) }
 
-// Keeps reports whether the weight of row i and key j of head h of batch b is kept, that is
-// whether word row mod 4 of
+// Keeps reports whether the weight of row i and key j of head h of batch b is kept, that is whether word row mod 4 of
 //
 //	Philox4x32-10 of counter (row/4, key, head, batch) and key (Seed mod 2^32, Seed / 2^32)
 //

@@ -12,8 +12,7 @@ import (
 // Memory is a span of memory that one device owns and that tensors are views of. Backends
 // create it with [NewMemory]; programs only see tensors.
 //
-// It counts the calls that use it. A Release during a call in another goroutine frees the
-// memory when the call ends.
+// It counts the calls that use it. A Release during a call in another goroutine frees the memory when the call ends.
 type Memory struct {
 	owner  any    // identity of the device; nil is host memory
 	where  string // name of the owner in errors
@@ -76,14 +75,12 @@ type Pinned struct {
 	n   int
 }
 
-// Pin checks the operands at the start of a call and keeps their memory from being freed
-// until Unpin. Every operand must have memory of owner (nil: the host alone) or of the host, and that is
-// not released, and no output may overlap an input, another output or itself. Zero Tensors
-// are skipped.
+// Pin checks the operands at the start of a call and keeps their memory from being freed until Unpin. Every operand
+// must have memory of owner (nil: the host alone) or of the host, and that is not released, and no output may overlap
+// an input, another output or itself. Zero Tensors are skipped.
 //
-// Overlap is judged by the spans from the first to the last element, so that interleaved
-// views of one memory overlap. An operand that is updated in place is listed as an output
-// only.
+// Overlap is judged by the spans from the first to the last element, so that interleaved views of one memory overlap.
+// An operand that is updated in place is listed as an output only.
 //
 // Errors: ErrDevice, ErrReleased and ErrOverlap, with the operand's name. Pin takes at most
 // 18 operands and does not allocate when it succeeds.
@@ -105,9 +102,8 @@ func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 	return nil
 }
 
-// Distinct returns ErrOverlap when an output overlaps an input, another output or itself, as
-// [Pinned.Pin] does. A caller that cuts a call into several needs it: the output of one may
-// overlap the input of another.
+// Distinct returns ErrOverlap when an output overlaps an input, another output or itself, as [Pinned.Pin] does. A
+// caller that cuts a call into several needs it: the output of one may overlap the input of another.
 func Distinct(outputs, inputs []Operand) error {
 	for i := range outputs {
 		out := &outputs[i]

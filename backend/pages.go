@@ -9,8 +9,7 @@ type Pages struct {
 	Keys  int
 }
 
-// CheckPages validates c.Pages; c without pages is valid. KLen must have a length for each
-// batch.
+// CheckPages validates c.Pages; c without pages is valid. KLen must have a length for each batch.
 func (c *Call) CheckPages() error {
 	p := c.Pages
 	if p == nil {
@@ -20,8 +19,7 @@ func (c *Call) CheckPages() error {
 	if p.Keys < 0 {
 		return fmt.Errorf("pages: there are %d keys, there must be at least 0: %w", p.Keys, ErrShape)
 	}
-	// More keys than this are in no page. Lists of Keys elements, such as a mask, stay
-	// as small as the operands.
+	// More keys than this are in no page. Lists of Keys elements, such as a mask, stay as small as the operands.
 	longest := pages
 	for _, row := range p.Table {
 		longest = max(longest, len(row))

@@ -30,8 +30,7 @@ func (c *Call) Signature() string {
 		!c.Blocks.IsZero(), c.BlockQ, c.BlockK, c.Scale, c.ScoreMod != nil, c.Softcap, c.Visible, c.Slopes, c.Sinks, c.Dropout, c.LowPrecision)
 }
 
-// Rows are query rows of some batches and heads: Lo <= index < Hi along [Batch],
-// [Heads] and [Seq].
+// Rows are query rows of some batches and heads: Lo <= index < Hi along [Batch], [Heads] and [Seq].
 type Rows struct{ Lo, Hi [3]int }
 
 // Work is the state of rows whose keys are processed in part.
@@ -39,8 +38,7 @@ type Work struct {
 	Rows Rows
 	// Keys is the first key that is not processed.
 	Keys int
-	// State is the intermediate result in the format of Kernel. A device with another
-	// kernel starts these rows again.
+	// State is the intermediate result in the format of Kernel. A device with another kernel starts these rows again.
 	State  []byte
 	Kernel string
 }

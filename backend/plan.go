@@ -22,8 +22,7 @@ type Limit struct {
 	Value int64  `json:"value"`
 }
 
-// NewPlan returns a Plan with the fields that depend on the call alone: Pairs, FLOPs and
-// Bytes. Backends add the rest.
+// NewPlan returns a Plan with the fields that depend on the call alone: Pairs, FLOPs and Bytes. Backends add the rest.
 func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)

@@ -101,8 +101,7 @@ func below(end, limit int64) int64 {
 // visible NaN propagates to the output. A weight that dropout sets to 0 hides its value, but a NaN score makes all
 // weights of the row NaN.
 //
-// Arithmetic is float32. Every backend is within the error bound of package oracle where,
-// for all keys that a row sees,
+// Arithmetic is float32. Every backend is within the error bound of package oracle where, for all keys that a row sees,
 //
 //	|q_d|, |k_d| <= 2^60    max(1, |Scale|)·Σ_d |q_d·k_d| <= 2^120    Σ_j |v_j| <= 2^60
 //
@@ -124,8 +123,7 @@ type Problem struct {
 	// Bias is an F32, F16 or BF16 tensor broadcast to [B, H, Sq, Sk]. The zero Tensor means none. Finite biases, and
 	// finite sums with Relative and Slopes, are clamped to ±MaxBias; only -Inf hides.
 	Bias Tensor
-	// Slopes [H] or [B·H] are the slopes of linear biases (Press et al. 2022, ALiBi),
-	// within ±2^94. nil means none.
+	// Slopes [H] or [B·H] are the slopes of linear biases (Press et al. 2022, ALiBi), within ±2^94. nil means none.
 	Slopes []float32
 	// Relative is a bias by distance, an F32, F16 or BF16 tensor broadcast to [B, H, 1, Sq+Sk-1]: element j-i+Sq-1 is
 	// added to the score of row i and key j. Finite elements are clamped to ±MaxRelative. The zero Tensor means none.
@@ -134,9 +132,8 @@ type Problem struct {
 	// element (⌊i/BlockQ⌋, ⌊j/BlockK⌋) is true. Hidden blocks are not computed. The zero Tensor means none.
 	Blocks         Tensor
 	BlockQ, BlockK int
-	// Sinks [H] are scores without a value, one for all rows of a head, that count only
-	// in the denominator (Xiao et al. 2024, attention sinks; learned in gpt-oss). -Inf
-	// means none; finite sinks are clamped as Bias. nil means none.
+	// Sinks [H] are scores without a value, one for all rows of a head, that count only in the denominator (Xiao et al.
+	// 2024, attention sinks; learned in gpt-oss). -Inf means none; finite sinks are clamped as Bias. nil means none.
 	Sinks []float32
 	// Dropout drops weights; the zero value drops none.
 	Dropout Dropout

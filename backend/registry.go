@@ -32,20 +32,17 @@ type Info struct {
 
 // Driver opens the Backends of one family, such as "cpu" or "gpu".
 type Driver interface {
-	// Devices lists the devices that can be opened now. If there are none it returns
-	// ErrNoDevice with the reason.
+	// Devices lists the devices that can be opened now. If there are none it returns ErrNoDevice with the reason.
 	Devices() ([]Info, error)
-	// Open opens one device: "" is the best one, otherwise selector is the part after
-	// the colon of "family:selector", a number or a part of the device's name. It
-	// returns ErrNoDevice when there is no such device.
+	// Open opens one device: "" is the best one, otherwise selector is the part after the colon of "family:selector", a
+	// number or a part of the device's name. It returns ErrNoDevice when there is no such device.
 	Open(selector string) (Backend, error)
 }
 
 var drivers sync.Map // a Driver for each family
 
-// Register registers a family of backends under a name; backend packages call it in init. A
-// later registration of a name replaces the earlier one, for programs that configure a
-// driver.
+// Register registers a family of backends under a name; backend packages call it in init. A later registration of a
+// name replaces the earlier one, for programs that configure a driver.
 func Register(family string, d Driver) { drivers.Store(family, d) }
 
 func families() (all []string) {
@@ -63,12 +60,10 @@ func driver(family string) Driver {
 	return registered
 }
 
-// Open opens a backend by name: "auto", "cpu", "gpu", "gpu:1" (by number) or "gpu:NAME" (by a
-// part of the device's name, ignoring case). "auto" and "" open the device of [Auto], or "cpu" if
-// that fails.
+// Open opens a backend by name: "auto", "cpu", "gpu", "gpu:1" (by number) or "gpu:NAME" (by a part of the device's
+// name, ignoring case). "auto" and "" open the device of [Auto], or "cpu" if that fails.
 //
-// Errors: ErrNoBackend for a family that is not registered, ErrNoDevice when the
-// family has no such device.
+// Errors: ErrNoBackend for a family that is not registered, ErrNoDevice when the family has no such device.
 func Open(name string) (Backend, error) {
 	if name != "auto" && name != "" {
 		return openNamed(name)

@@ -23,8 +23,7 @@ const (
 	Dim
 )
 
-// Elements returns the product of the lengths, or -1 when a length is negative or the product
-// overflows.
+// Elements returns the product of the lengths, or -1 when a length is negative or the product overflows.
 func (s Shape) Elements() int {
 	n := uint64(1)
 	for _, l := range s {
@@ -66,13 +65,11 @@ func (s Shape) Contiguous() Strides {
 	return Strides{s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}
 }
 
-// Tensor is a view of memory as [batch, heads, seq, dim]: a shape, a stride for each axis and
-// an offset, all in elements of one [DType]. Copies of a Tensor share the memory. The zero
-// Tensor means none.
+// Tensor is a view of memory as [batch, heads, seq, dim]: a shape, a stride for each axis and an offset, all in
+// elements of one [DType]. Copies of a Tensor share the memory. The zero Tensor means none.
 //
-// Element (b, h, s, d) is at offset + b·strides[0] + h·strides[1] + s·strides[2] +
-// d·strides[3]. [B,S,H,D] data, one head of many, and a mask shared by all heads are views,
-// not copies.
+// Element (b, h, s, d) is at offset + b·strides[0] + h·strides[1] + s·strides[2] + d·strides[3]. [B,S,H,D] data, one
+// head of many, and a mask shared by all heads are views, not copies.
 type Tensor struct {
 	mem     *Memory
 	dtype   DType
@@ -286,9 +283,8 @@ func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 	return v, nil
 }
 
-// Swap returns the view of t with two axes exchanged: Swap(Heads, Seq) turns [B,S,H,D] data
-// into [B,H,S,D]. It returns ErrShape for an axis that is not 0 to 3, and for Dim of a
-// tensor of Q8, Q4 or F8.
+// Swap returns the view of t with two axes exchanged: Swap(Heads, Seq) turns [B,S,H,D] data into [B,H,S,D]. It returns
+// ErrShape for an axis that is not 0 to 3, and for Dim of a tensor of Q8, Q4 or F8.
 func (t Tensor) Swap(a, b int) (Tensor, error) {
 	if min(a, b) < 0 || max(a, b) > Dim {
 		return Tensor{}, fmt.Errorf("swap of axes %d and %d, a tensor has axes 0 to 3: %w", a, b, ErrShape)
@@ -301,9 +297,8 @@ func (t Tensor) Swap(a, b int) (Tensor, error) {
 	return t, nil
 }
 
-// Rows returns the view of t [B, H, S, D] in which the rows of all batches are those of one,
-// [1, H, B·S, D]. It reports false if no stride places them, as in a slice of several rows of
-// each batch: copy t first.
+// Rows returns the view of t [B, H, S, D] in which the rows of all batches are those of one, [1, H, B·S, D]. It reports
+// false if no stride places them, as in a slice of several rows of each batch: copy t first.
 func (t Tensor) Rows() (Tensor, bool) {
 	batches, rows := t.shape[Batch], t.shape[Seq]
 	switch {
@@ -333,9 +328,8 @@ func (t Tensor) Broadcast(shape Shape) (Tensor, error) {
 	return v, nil
 }
 
-// Float32s returns the memory of an F32 tensor in host memory from its first element on; index
-// it with Strides. It returns ErrDevice when t is not in host memory, ErrDType when it is not
-// F32, and ErrReleased after Release.
+// Float32s returns the memory of an F32 tensor in host memory from its first element on; index it with Strides. It
+// returns ErrDevice when t is not in host memory, ErrDType when it is not F32, and ErrReleased after Release.
 func (t Tensor) Float32s() ([]float32, error) { return hostSlice[float32](t, F32) }
 
 // Bits is Float32s for an F16 or BF16 tensor.
@@ -377,9 +371,8 @@ func HostBytes(t Tensor) ([]byte, error) {
 	return t.mem.data[min(max(t.offset*t.dtype.Size()-t.dtype.Lead(), 0), len(t.mem.data)):], nil
 }
 
-// Alias returns a tensor on the same host memory that is released independently. Backends
-// that compute in host memory return it from Upload. It returns ErrDevice when t is not in
-// host memory and ErrReleased after Release.
+// Alias returns a tensor on the same host memory that is released independently. Backends that compute in host memory
+// return it from Upload. It returns ErrDevice when t is not in host memory and ErrReleased after Release.
 func (t Tensor) Alias() (Tensor, error) {
 	if !t.OnHost() {
 		return Tensor{}, fmt.Errorf("tensor is not in host memory: %w", ErrDevice)
@@ -392,9 +385,8 @@ func (t Tensor) Alias() (Tensor, error) {
 	return t, nil
 }
 
-// Release frees the memory of t and of all views of it, after the calls that are using it.
-// Later uses return ErrReleased. Releasing a tensor twice, or one without memory, does
-// nothing.
+// Release frees the memory of t and of all views of it, after the calls that are using it. Later uses return
+// ErrReleased. Releasing a tensor twice, or one without memory, does nothing.
 func (t Tensor) Release() {
 	if t.mem != nil {
 		t.mem.release()
@@ -434,8 +426,7 @@ func (t *Tensor) overlaps(o *Tensor) bool {
 	return a0 < b1 && b0 < a1
 }
 
-// span returns the addresses of t's first byte and of the byte after its last byte, 0 for
-// no elements.
+// span returns the addresses of t's first byte and of the byte after its last byte, 0 for no elements.
 func (t *Tensor) span() (lo, hi uintptr) {
 	if t.shape.Elements() == 0 {
 		return 0, 0
