@@ -12,7 +12,6 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 )
@@ -162,11 +161,7 @@ func readLimits(root fs.FS, u usage) []Limit {
 // field returns the number after a name at the start of a line, or -1 if there is none.
 func field(text, name string) int64 {
 	_, rest, _ := strings.Cut("\n"+text, "\n"+name)
-	word, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
-	word, _, _ = strings.Cut(word, "\n")
-	n, err := strconv.ParseInt(word, 10, 64)
-	if err != nil {
-		return -1
-	}
+	n := int64(-1)
+	_, _ = fmt.Sscan(rest, &n) // stays when there is another word, such as max
 	return n
 }

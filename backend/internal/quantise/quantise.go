@@ -57,30 +57,26 @@ func FromQ8(row []float32, src []byte) {
 // Q4 writes the blocks of row, whose length is a multiple of [Q4Values].
 func Q4(dst []byte, row []float32) {
 	for ; len(row) > 0; row, dst = row[Q4Values:], dst[Q4Bytes:] {
-		q4Block((*[Q4Bytes]byte)(dst), (*[Q4Values]float32)(row))
-	}
-}
-
-func q4Block(dst *[Q4Bytes]byte, x *[Q4Values]float32) {
-	var largest, nan float32
-	for _, y := range x {
-		if max(y, -y) > max(largest, -largest) {
-			largest = y
+		to, x := (*[Q4Bytes]byte)(dst), (*[Q4Values]float32)(row)
+		var largest, nan float32
+		for _, y := range x {
+			if max(y, -y) > max(largest, -largest) {
+				largest = y
+			}
+			nan += y - y
 		}
-		nan += y - y
-	}
-	d := largest / -8
-	scale := float16.Fromfloat32(d + nan)
-	by := 1 / d
-	switch {
-	case scale.IsInf(0) || scale.IsNaN():
-		scale, by = float16.NaN(), 0
-	case scale&0x7fff == 0:
-		scale, by = 0, 0
-	}
-	binary.LittleEndian.PutUint16(dst[:], scale.Bits())
-	for i := range Q4Values / 2 {
-		dst[2+i] = q4Integer(x[i], by) | q4Integer(x[Q4Values/2+i], by)<<4
+		d := largest / -8
+		scale, by := float16.Fromfloat32(d+nan), 1/d
+		switch {
+		case scale.IsInf(0) || scale.IsNaN():
+			scale, by = float16.NaN(), 0
+		case scale&0x7fff == 0:
+			scale, by = 0, 0
+		}
+		binary.LittleEndian.PutUint16(to[:], scale.Bits())
+		for i := range Q4Values / 2 {
+			to[2+i] = q4Integer(x[i], by) | q4Integer(x[Q4Values/2+i], by)<<4
+		}
 	}
 }
 
