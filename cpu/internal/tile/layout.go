@@ -61,7 +61,7 @@ func NewLayout(k *vec.Kernels, keyLanes bool, c *backend.Call) Layout {
 		l.Tiles = l.HeadTiles * l.Share
 	}
 	l.AllSums = d.Batch * d.KVHeads * l.Tiles * l.Sums
-	l.RowOutputs = l.KeyLanes || k.RowOutputs()
+	l.RowOutputs = l.KeyLanes || k.RowOutputs
 	if l.KeyLanes {
 		l.form, l.ReadK, l.ReadV = keys{}, strided.KeysInPlace(k, &c.K, c), strided.KeysInPlace(k, &c.V, c)
 		l.Fixed = l.ReadK && c.LowPrecision && c.K.DType() == backend.Q8 && d.Dim <= vec.MaxFixed && k.HasFixed()

@@ -2,10 +2,6 @@ package vec
 
 import "unsafe"
 
-// RowOutputs reports whether x has RowValues and FoldRows. They need no transposition of the outputs, and use vectors in full
-// that the query rows of the tile do not fill.
-func (x *Kernels) RowOutputs() bool { return x.tile.rowValues != nil }
-
 // RowValues is Values for outputs [Width, d rounded up to Lanes]. It leaves out every hidden value. stairs.Up is 0.
 func (x *Kernels) RowValues(o []float32, runs []Run, ldv int, p []float32, d int, stairs Stairs, alpha []float32) {
 	w, n := x.Width, rowsOf(runs)

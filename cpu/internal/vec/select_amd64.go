@@ -42,5 +42,8 @@ func tablesAVX512(vnni, vbmi bool, family uint32) *Kernels {
 		half.tile.scores = half.tile.scores[1:]
 	}
 	x.narrow = []*Kernels{half, narrowAVX512x1(x), narrowAVX512x2(x)}
+	for _, narrow := range x.narrow {
+		narrow.RowOutputs = narrow.tile.rowValues != nil
+	}
 	return &x
 }

@@ -42,7 +42,7 @@ func TestScoresAndValues(t *testing.T) {
 					continue
 				}
 				stairs := Stairs{Down: rng.IntN(min(w, n+1))}
-				if !x.RowOutputs() {
+				if !x.RowOutputs {
 					stairs.Up = rng.IntN(min(w+3, n-stairs.Down+1))
 				}
 				x.Scores(s, runs, ld, qt, d, stairs, clone(mx))
@@ -66,7 +66,7 @@ func TestScoresAndValues(t *testing.T) {
 
 // valuesByLane is Values for outputs [d, Width], or RowValues where x has that.
 func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d int, stairs Stairs, alpha []float32) {
-	if !x.RowOutputs() {
+	if !x.RowOutputs {
 		x.Values(o, runs, ldv, p, d, stairs, alpha)
 		return
 	}

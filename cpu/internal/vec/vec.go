@@ -46,6 +46,9 @@ type Kernels struct {
 	// tileKernels except fold. Its Dots and Mix read F32 only, and its Mix may skip weights of 0 even if their values are
 	// not finite.
 	OnlyKeyLanes bool
+	// RowOutputs is set in a table that has RowValues and FoldRows. They need no transposition of the outputs, and use vectors in
+	// full that the query rows of the tile do not fill.
+	RowOutputs bool
 
 	tile   tileKernels
 	narrow []*Kernels // tables of the same tier with a smaller Width, in ascending order

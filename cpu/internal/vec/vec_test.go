@@ -314,7 +314,7 @@ func TestTileSteps(t *testing.T) {
 
 		u, a := random(rng, rows*w), random(rng, w)
 		same(t, "fold", x, twin, random(rng, rows*w), nil, func(k *Kernels, s, _ []float32) { k.Fold(s, u, rows, a, b[:w]) })
-		if x.RowOutputs() { // against Fold of each row
+		if x.RowOutputs { // against Fold of each row
 			o, d, zeros := random(rng, w*w), w, make([]float32, w*w)
 			a[0], o[0] = -1e-30, 1e-30 // the product is no -0
 			got, folded, apart := clone(o), clone(o), make([]float32, w*(d+3))
