@@ -38,8 +38,7 @@ func (c call) stages() []string {
 	return []string{c.Variant}
 }
 
-// shapes are the shapes of a case's tensors: q that of Q and O, k that of K and V, w that of
-// scores and weights.
+// shapes are the shapes of a case's tensors: q that of Q and O, k that of K and V, w that of scores and weights.
 type shapes struct{ q, k, mask, w kernels.Shape }
 
 func (c call) shapes() shapes {

@@ -14,8 +14,7 @@ import (
 type Config struct {
 	// Series are measured one after the other on each device; none means the zero Series.
 	Series []Series
-	// Budget limits the time of the whole run and is shared among devices and series; 0 is
-	// no limit.
+	// Budget limits the time of the whole run and is shared among devices and series; 0 is no limit.
 	Budget time.Duration
 	// Rounds is the number of rounds of each case; 0 repeats them until the median is precise.
 	Rounds int
@@ -68,15 +67,13 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Check returns the error of Run for an invalid setting, without running anything:
-// ErrShape, ErrDType or ErrOption.
+// Check returns the error of Run for an invalid setting, without running anything: ErrShape, ErrDType or ErrOption.
 func (c Config) Check() error {
 	_, err := c.withDefaults()
 	return err
 }
 
-// Series is a case at several lengths. Its zero value is a sweep of plain attention with
-// 8 heads of size 64 in f32.
+// Series is a case at several lengths. Its zero value is a sweep of plain attention with 8 heads of size 64 in f32.
 type Series struct {
 	// Name identifies the series in a report. By default it is that of [report.Case.Shape], if
 	// there are several series.

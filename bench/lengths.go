@@ -9,9 +9,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// ParseSeqs reads sequence lengths: a list "256,1k,4096", where k and M stand for 1024 and
-// 1024², and "256..4k" for 256, 512, ... doubling up to 4096. It returns them sorted without
-// duplicates. Errors name the invalid part.
+// ParseSeqs reads sequence lengths: a list "256,1k,4096", where k and M stand for 1024 and 1024², and "256..4k" for
+// 256, 512, ... doubling up to 4096. It returns them sorted without duplicates. Errors name the invalid part.
 func ParseSeqs(list string) ([]int, error) {
 	var seqs []int
 	for part := range strings.SplitSeq(list, ",") {

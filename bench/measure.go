@@ -20,17 +20,14 @@ import (
 const (
 	// maxWeights is the largest weights tensor, in bytes, of the three stages.
 	maxWeights = 1 << 30
-	// maxStages is the longest call, in seconds, of the three stages that is worth the
-	// comparison.
+	// maxStages is the longest call, in seconds, of the three stages that is worth the comparison.
 	maxStages = 2 * sweepCall
-	// stagesSeconds is the total time of the calls of the three stages, and of those with
-	// the device's clock: enough for a median. Without a limit of time there are stagesRounds calls of the
-	// stages, whose range is a 95% interval.
+	// stagesSeconds is the total time of the calls of the three stages, and of those with the device's clock: enough
+	// for a median. Without a limit of time there are stagesRounds calls of the stages, whose range is a 95% interval.
 	stagesSeconds = 0.4
 	stagesRounds  = 6
-	// A warm-up lets caches and clock rates settle. It takes at least warmSeconds. It ends
-	// when the last warmAlike calls are within settled of their median, after warmLimit, or
-	// after warmCalls calls.
+	// A warm-up lets caches and clock rates settle. It takes at least warmSeconds. It ends when the last warmAlike
+	// calls are within settled of their median, after warmLimit, or after warmCalls calls.
 	warmSeconds = 0.03
 	warmLimit   = 0.3
 	warmCalls   = 50

@@ -172,9 +172,8 @@ func (op *operands) before(ctx context.Context) error {
 	return op.stages(ctx, parts[:max(slices.Index(parts, op.c.Variant), 0)]...)
 }
 
-// check completes the attention call by the stages that the variant does not run, and
-// recomputes rows of the result in float64, for Backward those of the gradients too. A softmax
-// that was repeated in place starts again from the scores.
+// check completes the attention call by the stages that the variant does not run, and recomputes rows of the result in
+// float64, for Backward those of the gradients too. A softmax that was repeated in place starts again from the scores.
 func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernels.CheckReport, error) {
 	var err error
 	switch op.c.Variant {

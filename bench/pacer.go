@@ -7,10 +7,9 @@ import (
 	"time"
 )
 
-// pacer measures how fast the machine lets the program compute at the moment: a loop of a
-// fixed number of pieces of arithmetic, shared by as many goroutines as the backend has
-// threads. It is scheduled like a call but uses no memory: load slows both down alike, and
-// their ratio is unaffected.
+// pacer measures how fast the machine lets the program compute at the moment: a loop of a fixed number of pieces of
+// arithmetic, shared by as many goroutines as the backend has threads. It is scheduled like a call but uses no memory:
+// load slows both down alike, and their ratio is unaffected.
 type pacer struct {
 	pieces int64 // of a run
 	next   atomic.Int64

@@ -15,8 +15,7 @@ const (
 	// sweepCall is the longest call, in seconds, of a sweep: the call at its last length
 	// then takes half a second to two.
 	sweepCall = 1.5
-	// sweepBytes is the most memory of a sweep: with few queries, drawing the inputs takes
-	// longer than the call.
+	// sweepBytes is the most memory of a sweep: with few queries, drawing the inputs takes longer than the call.
 	sweepBytes = 4 << 30
 	// maxSeq keeps positions within the int32 of devices.
 	maxSeq = 1 << 30

@@ -28,8 +28,7 @@ const (
 	// seconds, and of short calls. Six rounds cover the median with a probability of 95%.
 	minRounds    = 3
 	settleRounds = 10
-	// Calls of longCall seconds have longRounds rounds: with the warm-up that is as long as
-	// the next length.
+	// Calls of longCall seconds have longRounds rounds: with the warm-up that is as long as the next length.
 	longCall   = 5.0
 	longRounds = 2
 	// maxRounds ends the repetitions of a case that does not become precise.
@@ -68,8 +67,7 @@ func oneRound(seconds float64) float64 {
 	return ceilingSeconds + float64(perRound(seconds))*(seconds+min(max(seconds, paceShortest), paceLongest))
 }
 
-// enough reports whether the rounds may end: when the median is precise, or would take too
-// long to become so.
+// enough reports whether the rounds may end: when the median is precise, or would take too long to become so.
 func (b *bencher) enough() bool {
 	n, took := len(b.row.Rounds), time.Since(b.roundsBegan).Seconds()
 	limit := b.limit

@@ -17,14 +17,12 @@ import (
 // longer than a round of short calls, whose figures count.
 const grace = 200 * time.Millisecond
 
-// Run measures every series on every device, one after the other. Wrong results, failing
-// calls and a spent budget are in the report and not errors, see [report.Report.Err]. When
-// ctx is cancelled the running repetition may end, and the report has what was measured
-// until then. The error is that of [Config.Check], or ErrOption for a Config.Resume of
+// Run measures every series on every device, one after the other. Wrong results, failing calls and a spent budget are
+// in the report and not errors, see [report.Report.Err]. When ctx is cancelled the running repetition may end, and the
+// report has what was measured until then. The error is that of [Config.Check], or ErrOption for a Config.Resume of
 // another machine or version, or with a case that is not one of cfg.
 //
-// A device that computes on the machine's own processors should not be used elsewhere
-// meanwhile.
+// A device that computes on the machine's own processors should not be used elsewhere meanwhile.
 func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Report, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

@@ -28,11 +28,9 @@
 // environment variable ATTN_CPU_TIER select one of the [Tiers] of the machine:
 // avx512, avx2, neon, gonum. Backend.Plan reports how a call is computed, and why.
 //
-// On one tier results have the same bits whatever the number of threads. A row's
-// result depends neither on the rows, heads and batches around it nor on their
-// number, nor on the addresses and strides of the operands. (For the gonum tier
-// this holds with gonum's own BLAS. Another one may sum a row differently when
-// there are fewer rows.)
+// On one tier results have the same bits whatever the number of threads. A row's result depends neither on the rows,
+// heads and batches around it nor on their number, nor on the addresses and strides of the operands. (For the gonum
+// tier this holds with gonum's own BLAS. Another one may sum a row differently when there are fewer rows.)
 //
 // In low precision, with operands of bf16 and more than 8 query rows for each key head, products are
 // those of the processor's unit for pairs of bf16: AMX-BF16, which the first such call asks Linux for,
@@ -43,11 +41,9 @@
 // take turns (package cpu/internal/pool). A panic while a call computes becomes its
 // error, ErrInternal with the stack, or ErrCallback if a score mod panics.
 //
-// Keys and values may have other types than the queries, for example int8 with a
-// scale for each row, and they may lie in pages. With few query rows the kernels
-// read them in place if head sizes and pages are multiples of the lanes of a
-// vector; otherwise a block of them is converted for up to some hundred query rows
-// at a time.
+// Keys and values may have other types than the queries, for example int8 with a scale for each row, and they may lie
+// in pages. With few query rows the kernels read them in place if head sizes and pages are multiples of the lanes of a
+// vector; otherwise a block of them is converted for up to some hundred query rows at a time.
 package cpu
 
 import (
@@ -71,21 +67,18 @@ const (
 // Options are the settings of a [Backend]. The zero value uses all of
 // GOMAXPROCS.
 type Options struct {
-	// Threads is the maximum number of goroutines that compute a call, never more than
-	// GOMAXPROCS at its start; 0 or less means as many as that. Info and Plan report
-	// the number that computes.
+	// Threads is the maximum number of goroutines that compute a call, never more than GOMAXPROCS at its start; 0 or
+	// less means as many as that. Info and Plan report the number that computes.
 	Threads int
-	// Tier selects the kernels: one of [Tiers], or "" for the value of the
-	// environment variable ATTN_CPU_TIER, or the fastest tier where that is not
-	// set. With a tier that the machine does not have, every call returns
-	// [ErrTier]; [Open] returns it at once.
+	// Tier selects the kernels: one of [Tiers], or "" for the value of the environment variable ATTN_CPU_TIER, or the
+	// fastest tier where that is not set. With a tier that the machine does not have, every call returns [ErrTier];
+	// [Open] returns it at once.
 	Tier string
 }
 
-// Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Normaliser, backend.Gater, backend.LinearAttender,
-// backend.Convolver, backend.Indexer, backend.Merger, backend.Scorer, backend.Copier, backend.Differentiator
-// and backend.Meter.
+// Backend computes in host memory. It implements backend.Backend, backend.Projector, backend.Rotator,
+// backend.Normaliser, backend.Gater, backend.LinearAttender, backend.Convolver, backend.Indexer, backend.Merger,
+// backend.Scorer, backend.Copier, backend.Differentiator and backend.Meter.
 type Backend struct {
 	opt     Options
 	err     error // why the backend cannot be used
@@ -124,8 +117,7 @@ func New(opt Options) *Backend {
 	return be
 }
 
-// Open is New, but it returns ErrTier when the machine does not have the tier that
-// opt.Tier or ATTN_CPU_TIER names.
+// Open is New, but it returns ErrTier when the machine does not have the tier that opt.Tier or ATTN_CPU_TIER names.
 func Open(opt Options) (*Backend, error) {
 	be := New(opt)
 	return be, be.err
@@ -153,8 +145,7 @@ func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.T
 	return result(ctx, be, "upload", host.Alias)
 }
 
-// Wait implements backend.Backend. Calls return when they are complete, so it returns at
-// once.
+// Wait implements backend.Backend. Calls return when they are complete, so it returns at once.
 func (be *Backend) Wait(ctx context.Context) error {
 	return be.do(ctx, "wait", func() error { return nil })
 }
@@ -181,8 +172,7 @@ func (driver) Devices() ([]backend.Info, error) {
 	return []backend.Info{be.Info()}, nil
 }
 
-// Open implements backend.Driver. There is one CPU, so a selector is an error,
-// ErrNoDevice.
+// Open implements backend.Driver. There is one CPU, so a selector is an error, ErrNoDevice.
 func (driver) Open(selector string) (backend.Backend, error) {
 	if selector != "" {
 		return nil, fmt.Errorf("cpu: there is one device, open it as \"cpu\", not \"cpu:%s\": %w", selector, backend.ErrNoDevice)
@@ -196,9 +186,8 @@ const tierEnv = "ATTN_CPU_TIER"
 // ErrTier reports a tier that the machine does not have. It wraps backend.ErrOption.
 var ErrTier = fmt.Errorf("this machine has no such tier: %w", backend.ErrOption)
 
-// Tiers returns the values of Options.Tier that this machine supports, the fastest
-// first: "avx512" (AVX-512F, DQ and VL), "avx2" (with FMA and F16C), "neon" (every arm64,
-// run on an emulator only), and always "gonum".
+// Tiers returns the values of Options.Tier that this machine supports, the fastest first: "avx512" (AVX-512F, DQ and
+// VL), "avx2" (with FMA and F16C), "neon" (every arm64, run on an emulator only), and always "gonum".
 func Tiers() []string {
 	var names []string
 	for _, k := range vec.Tiers() {

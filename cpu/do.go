@@ -8,8 +8,7 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
-// do runs f, a call named what, unless the backend is closed or the context has ended. It adds
-// the name to errors.
+// do runs f, a call named what, unless the backend is closed or the context has ended. It adds the name to errors.
 func (be *Backend) do(ctx context.Context, what string, f func() error) (err error) {
 	if be.err != nil {
 		return be.err

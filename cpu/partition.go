@@ -116,8 +116,7 @@ func evenBatches(c *backend.Call) int {
 	return int(max(1, v.Pairs(d.Batch, d.SeqQ, d.SeqK)/most))
 }
 
-// divide divides a call with layout l into tasks. even is how many batches like its longest
-// would be as much work.
+// divide divides a call with layout l into tasks. even is how many batches like its longest would be as much work.
 func divide(l tile.Layout, fewRows bool, even, threads int) partition {
 	x := partition{layout: l, tileChunks: 1}
 	groups, want := even*l.Dims.KVHeads, max(1, tasksPerThread*threads)
@@ -172,8 +171,7 @@ func (x *partition) scratchBytes() int64 {
 const (
 	// smallTaskWork is the work of a task of small problems, in multiply-adds: 10 to 50 microseconds.
 	smallTaskWork = 1 << 16
-	// smallGroupWork is what a small problem costs in addition to its multiply-adds, and
-	// smallRowWork what a row costs.
+	// smallGroupWork is what a small problem costs in addition to its multiply-adds, and smallRowWork what a row costs.
 	smallGroupWork, smallRowWork = 64, 64
 )
 

@@ -20,9 +20,8 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	})
 }
 
-// PV implements backend.Backend: o = w·v, in float32, summed from zero over each
-// 128 keys. A weight of exactly 0 hides NaN and Inf in its value. Errors as for
-// Attention.
+// PV implements backend.Backend: o = w·v, in float32, summed from zero over each 128 keys. A weight of exactly 0 hides
+// NaN and Inf in its value. Errors as for Attention.
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "o", Tensor: o}}, []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}
 	return be.doPinned(ctx, "pv", out, in, func() error {
@@ -91,12 +90,10 @@ func (j *stageJob) Task(turn *pool.Turn, w *pool.Scratch, n int) error {
 	return nil
 }
 
-// Project implements backend.Projector: y = x·w + bias, in float32 whatever the
-// operands' types are, summed over each 128 elements from zero. Errors as for
-// Attention.
+// Project implements backend.Projector: y = x·w + bias, in float32 whatever the operands' types are, summed over each
+// 128 elements from zero. Errors as for Attention.
 //
-// It is PV with columns as heads, but a zero in x hides nothing, and sums begin at
-// the bias.
+// It is PV with columns as heads, but a zero in x hides nothing, and sums begin at the bias.
 func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
 	out, in := []backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}
 	return be.doPinned(ctx, "project", out, in, func() error {
@@ -128,8 +125,7 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 			y, x, batches, rows = ys, xs, 1, batches*rows
 		}
 	}
-	// part returns n heads of t, each of cols columns: the first from c0 on, the others step after
-	// the one before.
+	// part returns n heads of t, each of cols columns: the first from c0 on, the others step after the one before.
 	part := func(t backend.Tensor, rows, cols, c0, step int) backend.Tensor {
 		strides := t.Strides()
 		at := h*strides[backend.Heads] + c0*strides[backend.Dim]

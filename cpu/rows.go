@@ -61,15 +61,13 @@ func (be *Backend) newRowJob(shape backend.Shape, floats int, compute func(r row
 	return j
 }
 
-// copyAlone is the number of elements that one goroutine copies in about the time that
-// another one takes to wake up.
+// copyAlone is the number of elements that one goroutine copies in about the time that another one takes to wake up.
 const copyAlone = 1 << 14
 
 // rowStep is the multiple of which tasks have rows.
 const rowStep = 64
 
-// run pins the operands, sets x to their views, the outputs first, computes the rows, and forgets
-// the operands.
+// run pins the operands, sets x to their views, the outputs first, computes the rows, and forgets the operands.
 func (j *rowJob) run(ctx context.Context, out, in []backend.Operand) error {
 	defer func() {
 		*j = rowJob{}

@@ -9,10 +9,9 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// smallSpace is the memory of a task of small problems: groups of few query rows and few
-// keys, for which the tiles, sums and tasks of package tile cost more than the arithmetic.
-// Its methods call the same kernels on the same numbers in the same order, without tiles and
-// sums, and for several groups in one task.
+// smallSpace is the memory of a task of small problems: groups of few query rows and few keys, for which the tiles,
+// sums and tasks of package tile cost more than the arithmetic. Its methods call the same kernels on the same numbers
+// in the same order, without tiles and sums, and for several groups in one task.
 type smallSpace struct {
 	a      *attention
 	q      []float32 // [rows, DimK], times scale; the padding is 0
@@ -135,8 +134,7 @@ func (x *smallSpace) group(b, hk int) bool {
 	return true
 }
 
-// scores computes the scores of a group and its first n keys. Those of the keys up to whole
-// vectors are unspecified.
+// scores computes the scores of a group and its first n keys. Those of the keys up to whole vectors are unspecified.
 func (x *smallSpace) scores(b, hk, n int) {
 	p, l := &x.a.tiles.Products, &x.a.partition.layout
 	kernels, done := l.Kernels, 0

@@ -1,8 +1,7 @@
 // Package page writes HTML pages with drawings, for light and dark themes and for phones. A page is
 // one file that loads nothing.
 //
-// The content needs no script. The script adds zoom and tips to drawings, and sorting to
-// tables:
+// The content needs no script. The script adds zoom and tips to drawings, and sorting to tables:
 //
 //	<figure class="zoom">   contains an svg element with a viewBox and, as --drawn in its style, its
 //	                        width; buttons zoom, dragging moves

@@ -1,5 +1,4 @@
-// Package plain makes texts from files, arguments, drivers and errors safe to show on terminals and
-// web pages.
+// Package plain makes texts from files, arguments, drivers and errors safe to show on terminals and web pages.
 package plain
 
 import (
@@ -59,8 +58,7 @@ func JSON(text []byte) []byte {
 	return out
 }
 
-// Writer writes [Text] to W, with line breaks and tabs. The bytes of an incomplete character
-// wait for the rest.
+// Writer writes [Text] to W, with line breaks and tabs. The bytes of an incomplete character wait for the rest.
 type Writer struct {
 	W    io.Writer
 	rest []byte

@@ -33,8 +33,7 @@ type Case struct {
 	Softcap float64 `json:"softcap"`
 	// LowPrecision allows products in fewer bits than those of float32.
 	LowPrecision bool `json:"low_precision,omitempty"`
-	// Mask is the type of an additive mask [1, 1, SeqQ, SeqK], which all heads and batches share; ""
-	// is none.
+	// Mask is the type of an additive mask [1, 1, SeqQ, SeqK], which all heads and batches share; "" is none.
 	Mask string `json:"mask"`
 }
 
@@ -48,8 +47,7 @@ const (
 	QK      = "qk"
 	Softmax = "softmax"
 	PV      = "pv"
-	// Backward computes the gradients of Q, K and V from the result of the fused call, whose
-	// time does not count.
+	// Backward computes the gradients of Q, K and V from the result of the fused call, whose time does not count.
 	Backward = "backward"
 )
 
@@ -86,15 +84,13 @@ func (c *Case) Visible() kernels.Visibility {
 	return v
 }
 
-// SeenKeys returns the number of keys that at least one row of a head sees. The first row
-// looks back the furthest.
+// SeenKeys returns the number of keys that at least one row of a head sees. The first row looks back the furthest.
 func (c *Case) SeenKeys() int {
 	v := c.Visible()
 	return c.SeqK - max(0, min(v.Offset-v.Left, c.SeqK))
 }
 
-// Name is the case in the form of a Go benchmark: f32/b1h8s1024d64, followed by what
-// differs from plain self-attention.
+// Name is the case in the form of a Go benchmark: f32/b1h8s1024d64, followed by what differs from plain self-attention.
 func (c *Case) Name() string {
 	return strings.Join(append([]string{fmt.Sprintf("%s/b%dh%ds%dd%d", c.DType, c.Batch, c.Heads, c.SeqK, c.Dim)}, c.differences()...), "/")
 }

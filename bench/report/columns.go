@@ -137,8 +137,7 @@ func (m *Measurement) ceilingText() string {
 	return format.Number(*ceiling) + " " + string(m.Bound)
 }
 
-// peak is the memory of a case that gave a right result: as measured, if that is more than
-// counted.
+// peak is the memory of a case that gave a right result: as measured, if that is more than counted.
 func (m *Measurement) peak() *float64 {
 	bytes := m.Memory.Counted()
 	switch {

@@ -45,10 +45,9 @@ type Change struct {
 	Percent, Low, High float64
 }
 
-// betweenRuns is the variation between processes that no single run can show, relative to a
-// time: about three standard deviations. The medians of 24 processes of one program on an
-// otherwise idle core had standard deviations of 0.2 and 0.5% in two cases; the change between
-// two processes varies by √2 of that.
+// betweenRuns is the variation between processes that no single run can show, relative to a time: about three standard
+// deviations. The medians of 24 processes of one program on an otherwise idle core had standard deviations of 0.2 and
+// 0.5% in two cases; the change between two processes varies by √2 of that.
 const betweenRuns = 0.02
 
 // Compare compares the cases of two reports, in the order of the newer one. A change of at
@@ -80,8 +79,7 @@ func (m *Measurement) SameCase(o *Measurement) bool {
 	return m.Backend == o.Backend && m.Variant == o.Variant && m.Threads == o.Threads && m.Name == o.Name
 }
 
-// judge compares the rows. paced is set when both have compiled the arithmetic between the
-// calls to the same code.
+// judge compares the rows. paced is set when both have compiled the arithmetic between the calls to the same code.
 func (c *Change) judge(percent float64, paced bool) {
 	ok := func(m *Measurement) bool { return m != nil && m.Status == OK && m.MinS != nil }
 	bad := func(m *Measurement) bool { return m != nil && (m.Status == Wrong || m.Status == Failed) }
@@ -130,9 +128,8 @@ func (c *Change) judge(percent float64, paced bool) {
 	case paced && !math.IsNaN(pace) && explains(pace):
 		c.Why = "plain arithmetic between the calls changed too"
 	case c.Old.Bound == c.New.Bound && c.New.Bound != BoundLaunch && c.New.Bound != "" && explains(ceiling):
-		// The place of the operands in memory varies between runs, and with it the rate at
-		// which they can be read. A neighbour on the same core slows a whole run down, and no
-		// counter shows it.
+		// The place of the operands in memory varies between runs, and with it the rate at which they can be read. A
+		// neighbour on the same core slows a whole run down, and no counter shows it.
 		c.Why = "the ceiling measured between the calls changed too"
 	case c.Percent > 0:
 		c.Verdict = Slower
@@ -152,9 +149,8 @@ func (c *Change) noise() string {
 	return fmt.Sprintf("noisy: other processes used %s of the CPU time", strings.Join(shares, " and "))
 }
 
-// relative is the median over rounds of the time of a call in a unit that was measured in the
-// same round: the arithmetic between the calls, or the calls that the ceiling allows. It is NaN
-// when a round has none.
+// relative is the median over rounds of the time of a call in a unit that was measured in the same round: the
+// arithmetic between the calls, or the calls that the ceiling allows. It is NaN when a round has none.
 func relative(m *Measurement, rate func(r *Round) *float64) float64 {
 	var all []float64
 	for i := range m.Rounds {
@@ -183,9 +179,8 @@ func Worst(changes []Change, limit float64) *Change {
 	return worst
 }
 
-// WriteChanges writes changes as text for people: differences between the environments, a
-// row for each case, and the meaning of the columns. percent is the threshold given to
-// Compare.
+// WriteChanges writes changes as text for people: differences between the environments, a row for each case, and the
+// meaning of the columns. percent is the threshold given to Compare.
 func WriteChanges(w io.Writer, old, new *Report, changes []Change, percent float64) error {
 	var b strings.Builder
 	for i, e := range []*Environment{&old.Environment, &new.Environment} {

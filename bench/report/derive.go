@@ -112,8 +112,7 @@ func (m *Measurement) unit() Bound {
 	return BoundFMA
 }
 
-// findBound sets Bound to the ceiling that takes the longest for a call. It stays "" without
-// a peak rate.
+// findBound sets Bound to the ceiling that takes the longest for a call. It stays "" without a peak rate.
 func (m *Measurement) findBound() {
 	if m.CeilingGFLOPS == nil {
 		return
@@ -126,8 +125,7 @@ func (m *Measurement) findBound() {
 	}
 }
 
-// findRates computes the rates and percentages that follow from MedianS, the counts, the
-// ceilings and Bound.
+// findRates computes the rates and percentages that follow from MedianS, the counts, the ceilings and Bound.
 func (m *Measurement) findRates() {
 	if m.MedianS == nil {
 		return

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// WriteGoBench writes the rounds in the format of Go benchmarks (proposal 14313), which
-// benchstat reads: a line for each round of a case with the median of its calls, below
-// configuration lines:
+// WriteGoBench writes the rounds in the format of Go benchmarks (proposal 14313), which benchstat reads: a line for
+// each round of a case with the median of its calls, below configuration lines:
 //
 //	goos: linux
 //	cpu: AMD EPYC

@@ -11,17 +11,14 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second,
-// percentages 0 to 100; null means not measured. [Measurement.Derive] computes Times, Rates and other
-// figures from the rest.
+// Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second, percentages 0 to 100; null
+// means not measured. [Measurement.Derive] computes Times, Rates and other figures from the rest.
 type Measurement struct {
 	// Backend is the name that opens the device: "cpu", "gpu:0".
 	Backend string `json:"backend"`
-	// Series names the series of lengths that the case belongs to: "Llama 3 8B"; "" in a
-	// report of one series.
+	// Series names the series of lengths that the case belongs to: "Llama 3 8B"; "" in a report of one series.
 	Series string `json:"series"`
-	// Name is the case in the form of a Go benchmark, without backend and variant:
-	// "f32/b1h8s1024d64/causal".
+	// Name is the case in the form of a Go benchmark, without backend and variant: "f32/b1h8s1024d64/causal".
 	Name string `json:"name"`
 	Case
 	// Threads is the number of CPU threads that compute; 0 on other devices.
@@ -43,8 +40,7 @@ type Measurement struct {
 	// OthersPercent is the share of the backend's threads that other processes and the
 	// hypervisor used while the case ran.
 	OthersPercent *float64 `json:"others_percent"`
-	// KernelS is the median computing time of a call by the device's own clock, taken in
-	// separate calls.
+	// KernelS is the median computing time of a call by the device's own clock, taken in separate calls.
 	KernelS *float64 `json:"kernel_s"`
 	// CompileS is the time that compiling the case's Compiled kernels took, MoveS the time
 	// that uploading MovedBytes of inputs took. Times of calls exclude both.
@@ -72,8 +68,7 @@ type Measurement struct {
 
 // Times are the statistics of the rounds of a [Measurement].
 type Times struct {
-	// MedianS is the median over rounds of a round's median time of a call; MinS is the
-	// shortest time of all.
+	// MedianS is the median over rounds of a round's median time of a call; MinS is the shortest time of all.
 	MedianS *float64 `json:"median_s"`
 	MinS    *float64 `json:"min_s"`
 	// LowS to HighS covers the median with a probability of Confidence percent (at least
@@ -88,9 +83,8 @@ type Times struct {
 type Rates struct {
 	// Pairs counts the visible (query, key) pairs over batches and query heads.
 	Pairs int64 `json:"pairs"`
-	// FLOPs counts 2·(D+Dv) operations a visible pair, and "backward" 2·(3·D+2·Dv);
-	// softmax is not counted. "qk" and "pv" compute hidden pairs too and count 2·D and
-	// 2·Dv for every pair.
+	// FLOPs counts 2·(D+Dv) operations a visible pair, and "backward" 2·(3·D+2·Dv); softmax is not counted. "qk" and
+	// "pv" compute hidden pairs too and count 2·D and 2·Dv for every pair.
 	FLOPs int64 `json:"flops"`
 	// GFLOPS is FLOPs / MedianS / 10^9.
 	GFLOPS *float64 `json:"gflops"`
@@ -115,9 +109,8 @@ type Rates struct {
 // Round has the calls of one round and the ceilings measured next to them.
 type Round struct {
 	TimesS []float64 `json:"times_s"`
-	// PaceS has, for each call, the time of one piece of plain arithmetic that as many
-	// threads computed less than a millisecond before: the pace of the machine at that
-	// moment. Empty when the backend has no threads on the host.
+	// PaceS has, for each call, the time of one piece of plain arithmetic that as many threads computed less than a
+	// millisecond before: the pace of the machine at that moment. Empty when the backend has no threads on the host.
 	PaceS []float64 `json:"pace_s"`
 	// CeilingGFLOPS, CeilingGBS and LaunchS are as in [Rates].
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
@@ -138,8 +131,7 @@ type Memory struct {
 	// HostPeak is the growth of the process's resident memory from before the inputs to
 	// its maximum during the first calls.
 	HostPeak *int64 `json:"host_peak"`
-	// DevicePeak is the maximum that tensors and the first calls held on a device with its
-	// own memory.
+	// DevicePeak is the maximum that tensors and the first calls held on a device with its own memory.
 	DevicePeak *int64 `json:"device_peak"`
 }
 
@@ -158,8 +150,7 @@ const (
 	Failed Status = "failed"
 	// NotRun: the case was not measured, for the reason in the note.
 	NotRun Status = "not run"
-	// Predicted: the case would exceed the time or memory available; PredictedS is the
-	// predicted time of a call.
+	// Predicted: the case would exceed the time or memory available; PredictedS is the predicted time of a call.
 	Predicted Status = "predicted"
 )
 
@@ -197,8 +188,7 @@ func Positive(x float64) *float64 {
 	return Figure(x)
 }
 
-// noisyPercent is the share of the threads that other processes may use before figures are
-// doubtful.
+// noisyPercent is the share of the threads that other processes may use before figures are doubtful.
 const noisyPercent = 5
 
 func (m *Measurement) noisy() bool {

@@ -45,9 +45,8 @@ type pageHead struct {
 // pageCell is the text of a cell; Key is its value for sorting where that differs.
 type pageCell struct{ Text, Key, Class string }
 
-// WritePage writes the report as one HTML file that loads nothing: pictures with a tip for
-// every figure, tables that sort, the environment, and the command that repeats the run.
-// Without scripts only zoom and sorting are missing.
+// WritePage writes the report as one HTML file that loads nothing: pictures with a tip for every figure, tables that
+// sort, the environment, and the command that repeats the run. Without scripts only zoom and sorting are missing.
 func (r *Report) WritePage(w io.Writer) error {
 	e := &r.Environment
 	data := pageData{
@@ -83,8 +82,7 @@ func (r *Report) measured() string {
 	return fmt.Sprintf("%s. Results were compared with float64 on %s.", strings.Join(parts, ", "), format.Count(r.Environment.CheckedRows, "row"))
 }
 
-// casesTable is the table of the cases in the order of the report. Columns that no case
-// fills are left out.
+// casesTable is the table of the cases in the order of the report. Columns that no case fills are left out.
 func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
 	cases := r.on(nil)
 	rows = make([][]pageCell, len(cases))

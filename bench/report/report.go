@@ -37,8 +37,7 @@ const Schema = 4
 //	  "cases": [ { ... }, ... ]
 //	}
 //
-// with the fields of [Environment] and [Measurement]. A figure that was not measured is
-// null, never 0 and never absent.
+// with the fields of [Environment] and [Measurement]. A figure that was not measured is null, never 0 and never absent.
 type Report struct {
 	// Schema is the version of this form.
 	Schema int `json:"schema"`
@@ -50,13 +49,11 @@ type Report struct {
 	Cases []Measurement `json:"cases"`
 }
 
-// ErrInterrupted reports a run that stopped before its end; its report has what it
-// measured until then.
+// ErrInterrupted reports a run that stopped before its end; its report has what it measured until then.
 var ErrInterrupted = errors.New("interrupted")
 
-// Err returns an error when a case is wrong or failed, when the run was interrupted
-// (ErrInterrupted), or when nothing was measured. Cases that were predicted or that a
-// backend does not support are no error.
+// Err returns an error when a case is wrong or failed, when the run was interrupted (ErrInterrupted), or when nothing
+// was measured. Cases that were predicted or that a backend does not support are no error.
 func (r *Report) Err() error {
 	n := map[Status]int{}
 	var first Measurement // the first wrong or failed case

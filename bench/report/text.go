@@ -69,8 +69,7 @@ func (r *Report) on(info *kernels.Info) []*Measurement {
 	return cases
 }
 
-// textColumns returns the columns of the text table for some cases: without the kernel
-// time unless one of them has it.
+// textColumns returns the columns of the text table for some cases: without the kernel time unless one of them has it.
 func textColumns(cases []*Measurement) []column {
 	timed := slices.ContainsFunc(cases, func(m *Measurement) bool { return m.KernelS != nil })
 	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool {

@@ -43,8 +43,7 @@ func ReadLoad() Load {
 	if err != nil {
 		return Load{}
 	}
-	// After the name, which is in parentheses and may contain anything, utime and stime
-	// are the 12th and 13th words.
+	// After the name, which is in parentheses and may contain anything, utime and stime are the 12th and 13th words.
 	words := bytes.Fields(self[bytes.LastIndexByte(self, ')')+1:])
 	if len(words) < 13 {
 		return Load{}
@@ -59,10 +58,9 @@ func ReadLoad() Load {
 // enoughTicks is the shortest interval, 0.2 s of one processor, that Others reports on.
 const enoughTicks = 20
 
-// Others returns the fraction of the CPU time of threads threads, 0 to 1, that other
-// processes used between two readings, beyond the processors that the threads leave idle.
-// It is negative when unknown. A backend without threads on the host counts as one thread,
-// the one that waits.
+// Others returns the fraction of the CPU time of threads threads, 0 to 1, that other processes used between two
+// readings, beyond the processors that the threads leave idle. It is negative when unknown. A backend without threads
+// on the host counts as one thread, the one that waits.
 func (l Load) Others(now Load, threads int) float64 {
 	all := now.all - l.all
 	if l.cpus == 0 || now.cpus != l.cpus || all < enoughTicks {

@@ -8,8 +8,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Median returns the middle value of xs, or the mean of the two middle values; 0 when
-// xs is empty.
+// Median returns the middle value of xs, or the mean of the two middle values; 0 when xs is empty.
 func Median(xs []float64) float64 {
 	n := len(xs)
 	if n == 0 {
@@ -22,11 +21,10 @@ func Median(xs []float64) float64 {
 // Confidence is the probability that an interval should cover the median with.
 const Confidence = 0.95
 
-// MedianInterval returns the narrowest interval between the k-th smallest and the k-th
-// largest value of xs that covers the median of their distribution with a probability of
-// at least Confidence. It assumes that the values are independent and nothing else: the
-// number of values below the median is binomial with p = 1/2. confidence is the probability
-// reached, which is less than Confidence for fewer than six values.
+// MedianInterval returns the narrowest interval between the k-th smallest and the k-th largest value of xs that covers
+// the median of their distribution with a probability of at least Confidence. It assumes that the values are
+// independent and nothing else: the number of values below the median is binomial with p = 1/2. confidence is the
+// probability reached, which is less than Confidence for fewer than six values.
 func MedianInterval(xs []float64) (low, high, confidence float64) {
 	n := len(xs)
 	if n == 0 {
@@ -41,12 +39,10 @@ func MedianInterval(xs []float64) (low, high, confidence float64) {
 	return s[k-1], s[n-k], max(1-2*below(k-1), 0)
 }
 
-// DriftingInterval returns half of a 95% confidence interval of the median of xs, relative
-// to it, for measurements in order of time that are not independent: machines drift. The
-// medians of three consecutive parts stand for the run (batch means, Schmeiser 1982), and
-// their range is multiplied by the quantile of Lord (1947) of the ratio of a mean's error to
-// the range, which is the t interval in terms of the range. It is infinite for a single
-// measurement.
+// DriftingInterval returns half of a 95% confidence interval of the median of xs, relative to it, for measurements in
+// order of time that are not independent: machines drift. The medians of three consecutive parts stand for the run
+// (batch means, Schmeiser 1982), and their range is multiplied by the quantile of Lord (1947) of the ratio of a mean's
+// error to the range, which is the t interval in terms of the range. It is infinite for a single measurement.
 func DriftingInterval(xs []float64) float64 {
 	n, parts := len(xs), min(len(xs), 3)
 	if parts < 2 {

@@ -1,5 +1,4 @@
-// Package cli runs command lines: it parses the arguments, calls the chosen
-// command, and prints its error as one line.
+// Package cli runs command lines: it parses the arguments, calls the chosen command, and prints its error as one line.
 //
 // A command is a struct of flags with the method
 //

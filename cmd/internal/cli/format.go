@@ -78,9 +78,8 @@ func (s Status) Show(text string) { fmt.Fprintf(s.w, "\r\x1b[K%s", text) }
 // Clear removes the line.
 func (s Status) Clear() { fmt.Fprint(s.w, "\r\x1b[K") }
 
-// Watch shows text() and the time since its call in the line, anew each second, until the caller calls stop.
-// Work of less than a second shows nothing. Nothing else may write to the terminal meanwhile. text
-// runs in another goroutine.
+// Watch shows text() and the time since its call in the line, anew each second, until the caller calls stop. Work of
+// less than a second shows nothing. Nothing else may write to the terminal meanwhile. text runs in another goroutine.
 func (s Status) Watch(text func() string) (stop func()) {
 	if !s.Active() {
 		return func() {}

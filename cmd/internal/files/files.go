@@ -21,9 +21,8 @@ import (
 // pipe or a device, which may have no end.
 const MaxText = 64 << 20
 
-// Read returns the content of a file, a pipe or a device of at most the given number of
-// bytes. It returns when ctx ends, also while a pipe has no writer: that wait then ends
-// with the process.
+// Read returns the content of a file, a pipe or a device of at most the given number of bytes. It returns when ctx
+// ends, also while a pipe has no writer: that wait then ends with the process.
 func Read(ctx context.Context, path string, most int64) ([]byte, error) {
 	var text []byte
 	var err error

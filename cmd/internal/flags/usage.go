@@ -69,8 +69,7 @@ var (
 	)
 )
 
-// Reworded returns an error of kong's parser in the words of a user, as wrong usage unless it is that of
-// a file.
+// Reworded returns an error of kong's parser in the words of a user, as wrong usage unless it is that of a file.
 func Reworded(err error) error {
 	text := fmt.Errorf("%s", reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing")))
 	if _, file := errors.AsType[ofFile](err); file {

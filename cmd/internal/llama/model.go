@@ -1,6 +1,5 @@
-// Package llama has stories260K of llama2.c, a decoder of 260,000 parameters that was trained on
-// TinyStories (Eldan & Li 2023). A program may have its files from elsewhere than this package,
-// which then is linked without them.
+// Package llama has stories260K of llama2.c, a decoder of 260,000 parameters that was trained on TinyStories (Eldan &
+// Li 2023). A program may have its files from elsewhere than this package, which then is linked without them.
 package llama
 
 import (
@@ -47,8 +46,7 @@ type checkpoint struct {
 //
 //	x += attention(norm(x))    x += down(silu(gate(h))·up(h)), h = norm(x)
 //
-// Attention and matrix products run on the device, the rest on the host. Closing the device
-// frees the weights.
+// Attention and matrix products run on the device, the rest on the host. Closing the device frees the weights.
 type Model struct {
 	checkpoint
 	// Dev is the device that computes.

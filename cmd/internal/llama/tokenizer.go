@@ -31,8 +31,7 @@ func LoadTokenizer(data []byte) *Tokenizer {
 	return t
 }
 
-// Encode returns the tokens of text after the token Beginning. Text begins with a space,
-// as in training.
+// Encode returns the tokens of text after the token Beginning. Text begins with a space, as in training.
 func (t *Tokenizer) Encode(text string) []int {
 	tokens := []int{Beginning}
 	if text != "" {

@@ -15,10 +15,9 @@
 // A pipe or a character device is written in place by Write. Anything else is refused, and so are two
 // outputs that are one file, as wrong usage.
 //
-// Each file has its old or its whole new content after an error and after a crash, on file systems that keep
-// the order of changes to a folder, as ext4, XFS, Btrfs, APFS and NTFS do. A set is no transaction: when
-// Commit fails, the files before the one in the error are new. A process that is killed leaves its
-// temporary files behind.
+// Each file has its old or its whole new content after an error and after a crash, on file systems that keep the order
+// of changes to a folder, as ext4, XFS, Btrfs, APFS and NTFS do. A set is no transaction: when Commit fails, the files
+// before the one in the error are new. A process that is killed leaves its temporary files behind.
 package output
 
 import (

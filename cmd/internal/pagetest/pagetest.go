@@ -36,9 +36,8 @@ type Browser struct {
 	ctx context.Context
 }
 
-// Start starts Chromium until the end of the test. It skips the test without Chromium, or,
-// except with CI=true, if Chromium does not start. flags are additional flags of Chromium: "name"
-// or "name=value".
+// Start starts Chromium until the end of the test. It skips the test without Chromium, or, except with CI=true, if
+// Chromium does not start. flags are additional flags of Chromium: "name" or "name=value".
 func Start(t testing.TB, flags ...string) *Browser {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
@@ -211,8 +210,7 @@ func (p *Page) place(selector string, x, y float64) (left, top float64) {
 	return at[0], at[1]
 }
 
-// Hover moves the pointer to (x, y) in the first match of the selector, in fractions of its
-// size.
+// Hover moves the pointer to (x, y) in the first match of the selector, in fractions of its size.
 func (p *Page) Hover(selector string, x, y float64) {
 	p.t.Helper()
 	left, top := p.place(selector, x, y)

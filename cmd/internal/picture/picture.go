@@ -24,9 +24,8 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
-// Sizes of the picture. A cell of 44 points holds "0.98" with some padding. Longer axes
-// shrink it until the data is mapSide long; with more than maxNumbered tokens cells have no
-// numbers.
+// Sizes of the picture. A cell of 44 points holds "0.98" with some padding. Longer axes shrink it until the data is
+// mapSide long; with more than maxNumbered tokens cells have no numbers.
 const (
 	largestCell = vg.Length(44)
 	mapSide     = vg.Length(560)
@@ -294,8 +293,7 @@ func (d *drawing) panel(c draw.Canvas, b int) {
 		for j, w := range m.Row(i) {
 			number := style(small, draw.XCenter, draw.YCenter)
 			number.Color = color.Gray{Y: 0x11} // not black, for which a page has the colour of its theme
-			// White has the larger contrast above 0.63, where the luminance falls below
-			// 0.18 (4.6:1 for both).
+			// White has the larger contrast above 0.63, where the luminance falls below 0.18 (4.6:1 for both).
 			if d.share(float64(w)) > 0.63 {
 				number.Color = color.White
 			}

@@ -1,5 +1,4 @@
-// Package backward computes the gradients of attention: with P = 2^min(S - LSE, 0) from the scores S of package
-// tile,
+// Package backward computes the gradients of attention: with P = 2^min(S - LSE, 0) from the scores S of package tile,
 //
 //	dP = V·dO    dS = P∘(dP - D)    D = rowsum(dO∘O) - dLSE
 //	dV = P·dO    dK = dS·Q    dQ = Kᵀ·dS

@@ -10,8 +10,7 @@ const (
 	// stream, and streams the number of streams, see Loops.
 	turnBytes = 256
 	streams   = 4
-	// callBytes is the most that one call reads: 16 microseconds at 4 GB/s, which every
-	// core with vectors exceeds.
+	// callBytes is the most that one call reads: 16 microseconds at 4 GB/s, which every core with vectors exceeds.
 	callBytes = 64 << 10
 	// lineBytes is the size of a cache line. Loads that straddle two take twice as long.
 	lineBytes = 64
@@ -27,10 +26,9 @@ type read struct {
 // bytes returns the number of bytes that r reads.
 func (r read) bytes() int { return streams * turnBytes * r.turns }
 
-// Bandwidth returns the bytes a second that threads goroutines read from spans, with the loads of
-// k. Each goroutine reads its own part over and over: spans that fit a cache are read from there,
-// as by a call that is repeated. It takes 24 milliseconds. The rate is 0 for spans shorter than
-// 1 KiB (one turn) a goroutine. The error is that of the context.
+// Bandwidth returns the bytes a second that threads goroutines read from spans, with the loads of k. Each goroutine
+// reads its own part over and over: spans that fit a cache are read from there, as by a call that is repeated. It takes
+// 24 milliseconds. The rate is 0 for spans shorter than 1 KiB (one turn) a goroutine. The error is that of the context.
 func Bandwidth(ctx context.Context, k Loops, spans [][]byte, threads int) (float64, error) {
 	var works []work
 	for _, part := range split(spans, threads) {

@@ -25,9 +25,8 @@ type Loops interface {
 }
 
 const (
-	// fmaTurns is the number of turns in one call of FMA. At one FMA a cycle, 16 chains
-	// take 32,000 cycles, about 10 microseconds. Assembly cannot be preempted, so a
-	// longer call would delay the garbage collector.
+	// fmaTurns is the number of turns in one call of FMA. At one FMA a cycle, 16 chains take 32,000 cycles, about 10
+	// microseconds. Assembly cannot be preempted, so a longer call would delay the garbage collector.
 	fmaTurns = 2000
 	// window is the length of one measurement, fmaWindows and readWindows are the numbers
 	// of measurements. The best one counts: noise only lowers a rate.

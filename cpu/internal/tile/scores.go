@@ -129,9 +129,8 @@ func (sc *Scores) Softcap(s *Space, scores []float32) {
 	}
 }
 
-// AddedRow writes the sum of the biases of a row from key j on: the bias, and the terms
-// that depend on the distance, bounded as in backend.Problem. It does not bound a bias
-// that is the only term: the kernels do that when they add it.
+// AddedRow writes the sum of the biases of a row from key j on: the bias, and the terms that depend on the distance,
+// bounded as in backend.Problem. It does not bound a bias that is the only term: the kernels do that when they add it.
 //
 // dst has at most BlockKeys elements and room for whole vectors. The elements up to there become unspecified.
 func (sc *Scores) AddedRow(s *Space, dst []float32, b, h, i, j int) {

@@ -57,10 +57,9 @@ func (x *Kernels) forRuns(e backend.DType, runs []Run, apart, heads int) *Kernel
 	return x
 }
 
-// pairedRun is the length of runs that some kernels take in pairs: the dots of one row and a
-// type other than F32, where a vector has 8 or 16 lanes, because several chains of FMAs hide
-// their latency, and the scores of 8 query rows in vectors of 16. The generator has the same
-// constant.
+// pairedRun is the length of runs that some kernels take in pairs: the dots of one row and a type other than F32, where
+// a vector has 8 or 16 lanes, because several chains of FMAs hide their latency, and the scores of 8 query rows in
+// vectors of 16. The generator has the same constant.
 const pairedRun = 16
 
 // paired reports whether the first two of runs are such a pair.

@@ -57,8 +57,7 @@ func (d *Draw) at(batch, head, row uint32) {
 
 // Tile prepares d for Drop on a tile of one head whose first row is row, a multiple of 4.
 func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
-	// A group has lanes/2 counters, each for 4 rows of a key. An iteration has as many
-	// groups as fill whole keys.
+	// A group has lanes/2 counters, each for 4 rows of a key. An iteration has as many groups as fill whole keys.
 	n, each := x.Lanes/2, x.Width/4
 	groups := 1
 	for groups*n%each != 0 {
@@ -121,8 +120,7 @@ func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
 // DropLanes returns the number of weights of a row that Drop takes at once.
 func (x *Kernels) DropLanes() int { return max(x.Lanes, x.rowLanes) }
 
-// factorOf returns the factor of the weight of that head that lies row rows and column columns
-// after the first.
+// factorOf returns the factor of the weight of that head that lies row rows and column columns after the first.
 func (d *Draw) factorOf(head, row, column int) float32 {
 	if d.dropout.Keeps(0, head, row, column) {
 		return d.dropout.Factor()

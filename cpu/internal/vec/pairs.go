@@ -99,8 +99,7 @@ func (x *Kernels) RoundPairs(dst []uint32, src []float32, rows, cols int) {
 	x.roundPairs(&dst[0], &src[0], rows/2, cols/16)
 }
 
-// PairWeights is Weights and RoundPairs. Weights are not written to s, whose contents become
-// unspecified.
+// PairWeights is Weights and RoundPairs. Weights are not written to s, whose contents become unspecified.
 //
 //	pairs [2·fours, Width]
 func (x *Kernels) PairWeights(pairs []uint32, s []float32, fours int, m, mx, l, alpha []float32) {

@@ -5,9 +5,8 @@ import (
 	"unsafe"
 )
 
-// Run is rows of keys or of values at a constant distance in memory, and rows to prefetch,
-// as four streams, each a quarter of the rows. The assembly depends on the layout of its
-// fields. It advances next, left and at.
+// Run is rows of keys or of values at a constant distance in memory, and rows to prefetch, as four streams, each a
+// quarter of the rows. The assembly depends on the layout of its fields. It advances next, left and at.
 type Run struct {
 	rows  *byte
 	next  uintptr // of the first stream, the line to prefetch next

@@ -8,9 +8,8 @@ import "math"
 //
 //	2^(y/128) = 2^(n>>7) · 2^((n&127)/128) · 2^(f/128)
 //
-// The middle factor comes from a table. The last is 1 + f·(c1 + f·c2), off by at
-// most (ln2/256)³/6 = 3.3e-9. Adding roundMagic = 1.5·2^52 rounds y to the integer
-// n and leaves n in the low bits of the sum.
+// The middle factor comes from a table. The last is 1 + f·(c1 + f·c2), off by at most (ln2/256)³/6 = 3.3e-9. Adding
+// roundMagic = 1.5·2^52 rounds y to the integer n and leaves n in the low bits of the sum.
 const (
 	expSteps   = 128
 	expUnit    = expSteps / math.Ln2
@@ -35,9 +34,8 @@ func expCore(y float64) float64 {
 	return (1 + f*(expC1+f*expC2)) * math.Float64frombits(expTable[n%expSteps]+n/expSteps<<52)
 }
 
-// exp2 returns 2^y for y <= 127 to within 0.56 ulp, and 0 where that would be
-// subnormal: such a weight is lost next to the row's largest, which is 1, and many
-// processors multiply subnormals a hundred times more slowly.
+// exp2 returns 2^y for y <= 127 to within 0.56 ulp, and 0 where that would be subnormal: such a weight is lost next to
+// the row's largest, which is 1, and many processors multiply subnormals a hundred times more slowly.
 func exp2(y float32) float32 {
 	if y < -126 {
 		return 0
@@ -72,8 +70,7 @@ func Tanh(x float32) float32 {
 // NegInf is the score of a hidden key, and the LSE of no keys.
 var NegInf = float32(math.Inf(-1))
 
-// NoScore is the largest score of a row that has seen no key. It is finite, because
-// -Inf - (-Inf) is NaN.
+// NoScore is the largest score of a row that has seen no key. It is finite, because -Inf - (-Inf) is NaN.
 const NoScore = -math.MaxFloat32
 
 // MergeLSE returns the factors of the outputs of two results in their merge, and its LSE:

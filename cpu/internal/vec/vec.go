@@ -116,10 +116,9 @@ type tileKernels struct {
 	foldRows  func(dst *float32, ldd int, x, y *float32, rows, vectors int, a, b *float32)
 }
 
-// registerTile is a kernel that computes rows by vectors sums at once. The rows are keys,
-// elements of outputs, or heads. vectors is 0 if all tiles have those of Width. Lists of tiles
-// are in descending order of size, and end with one row, of one vector. Small tiles are slower: they
-// have too few independent sums to hide the latency of their FMAs.
+// registerTile is a kernel that computes rows by vectors sums at once. The rows are keys, elements of outputs, or
+// heads. vectors is 0 if all tiles have those of Width. Lists of tiles are in descending order of size, and end with
+// one row, of one vector. Small tiles are slower: they have too few independent sums to hide the latency of their FMAs.
 type registerTile[F any] struct {
 	rows, vectors int
 	kernel        F
@@ -147,8 +146,7 @@ func tileCount[F any](t []registerTile[F], i, n int) int {
 	return tiles
 }
 
-// Tiers returns the tables that this machine runs, the fastest first. The gonum
-// table is always there, and last.
+// Tiers returns the tables that this machine runs, the fastest first. The gonum table is always there, and last.
 func Tiers() []*Kernels { return append(slices.Clip(assembly), &kernelsGonum) }
 
 // Narrow returns the table of x's tier with the smallest Width that is at least rows, or
@@ -192,8 +190,7 @@ const (
 // Q8Lead is the size in bytes of the scale of a Q8 row.
 const Q8Lead = 4
 
-// budget is the most multiply-adds of whole vectors in one call of assembly: 11
-// microseconds at one a cycle and 3 GHz.
+// budget is the most multiply-adds of whole vectors in one call of assembly: 11 microseconds at one a cycle and 3 GHz.
 const budget = 1 << 15
 
 // Stairs are keys that only some rows of a tile see. They are in one run with the other keys.
@@ -270,8 +267,7 @@ func (x *Kernels) scores(tiles []registerTile[scoresFunc], vectors int, s []floa
 	}
 }
 
-// Weights turns a score tile into weights, with the maximum mx from Scores (which must
-// be at least m):
+// Weights turns a score tile into weights, with the maximum mx from Scores (which must be at least m):
 //
 //	alpha = 2^(m - mx)    m = mx    S = 2^(S - m)    l = alpha·l + Σ_key S
 //
@@ -323,17 +319,15 @@ func (x *Kernels) Exp2Sum(s []float32, m float32, sum []float32) {
 	x.exp2Sum(&s[0], len(s)/x.Lanes, m, &sum[0])
 }
 
-// ScaleMax multiplies s by c and returns the largest product that is not NaN, or -Inf
-// if all are NaN. The length of s is a multiple of Lanes; lanes has room for Lanes
-// elements.
+// ScaleMax multiplies s by c and returns the largest product that is not NaN, or -Inf if all are NaN. The length of s
+// is a multiple of Lanes; lanes has room for Lanes elements.
 func (x *Kernels) ScaleMax(s []float32, c float32, lanes []float32) float32 {
 	lanes = lanes[:x.Lanes]
 	x.scaleMax(&s[0], len(s)/x.Lanes, c, &lanes[0])
 	return lanes[0]
 }
 
-// RowWeights is Weights for rows of scores with keys as lanes. Scores that are NaN do not
-// count as maxima:
+// RowWeights is Weights for rows of scores with keys as lanes. Scores that are NaN do not count as maxima:
 //
 //	m' = max(m, max_key S)    alpha = 2^(m - m')    m = m'    S = 2^(S - m)    l = alpha·l + Σ_key S
 //
@@ -353,17 +347,15 @@ func (x *Kernels) Softcap(s []float32, c float32) { x.softcap(&s[0], len(s)/x.La
 // result is b for any s. The length of s is a multiple of Lanes.
 func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
-// Join adds the biases b, which are within ±2^127 if finite, to the biases s, and bounds
-// finite s and sums to the same range. The sum is -Inf where either bias is, and else
-// +Inf where either is. The length of s is a multiple of Lanes.
+// Join adds the biases b, which are within ±2^127 if finite, to the biases s, and bounds finite s and sums to the same
+// range. The sum is -Inf where either bias is, and else +Inf where either is. The length of s is a multiple of Lanes.
 func (x *Kernels) Join(s, b []float32) { x.join(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
 // Bound clamps finite elements of s to ±limit. The length of s is a multiple of Lanes.
 func (x *Kernels) Bound(s []float32, limit float32) { x.bound(&s[0], len(s)/x.Lanes, limit) }
 
-// BiasSquares is Bias for squares of a score tile, with the biases of a lane in a
-// row and finite biases bounded to ±limit, and computes mx = max(mx, S) over the squares
-// as Scores does:
+// BiasSquares is Bias for squares of a score tile, with the biases of a lane in a row and finite biases bounded to
+// ±limit, and computes mx = max(mx, S) over the squares as Scores does:
 //
 //	S[r][lane] += log2(e)·b[lane][r]
 //
@@ -374,8 +366,7 @@ func (x *Kernels) BiasSquares(s, b []float32, ldb, squares int, limit float32, m
 	x.tile.biasSquares(&s[0], &b[0], 4*ldb, squares, limit, &mx[0])
 }
 
-// Diagonal is Bias for a score tile with a bias by distance, and computes mx =
-// max(mx, S) as Scores does:
+// Diagonal is Bias for a score tile with a bias by distance, and computes mx = max(mx, S) as Scores does:
 //
 //	S[r][lane] += log2(e)·b[rows-1-r+lane]
 //
@@ -399,8 +390,7 @@ func (x *Kernels) Slopes(s, d, factors []float32, fours int, mx []float32) {
 	x.tile.slopes(&s[0], &d[0], &factors[0], fours, &mx[0])
 }
 
-// Hide hides scores in squares of a tile: where mask[lane][r] is false, S[r][lane] =
-// -Inf.
+// Hide hides scores in squares of a tile: where mask[lane][r] is false, S[r][lane] = -Inf.
 //
 //	s [squares·Lanes, Lanes], rows Width apart    mask [Lanes, squares·Lanes], rows ld apart
 func (x *Kernels) Hide(s []float32, mask []bool, ld, squares int) {
@@ -414,8 +404,7 @@ func (x *Kernels) HideRow(s []float32, mask []bool) {
 	x.hideRow(&s[0], &mask[:len(s)][0], len(s)/x.Lanes)
 }
 
-// Edge hides the keys outside of each lane's range: where key+r is not in [lo, hi) of
-// the lane, S[r][lane] = -Inf.
+// Edge hides the keys outside of each lane's range: where key+r is not in [lo, hi) of the lane, S[r][lane] = -Inf.
 //
 //	s [rows, Width]    lo, hi [Width]
 func (x *Kernels) Edge(s []float32, rows, key int, lo, hi []int32) {
@@ -537,8 +526,7 @@ func (x *Kernels) Store(e backend.DType, dst []uint16, src []float32) {
 	x.store[e](&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
 }
 
-// FMA computes c = c·a + b, n times in each of some registers, and returns the number of
-// operations.
+// FMA computes c = c·a + b, n times in each of some registers, and returns the number of operations.
 func (x *Kernels) FMA(n int, a, b float32) (operations int) { return x.fma(n, a, b) }
 
 // Read loads 256·n bytes from each of s[0], s[apart], s[2·apart] and s[3·apart] on.

@@ -173,9 +173,8 @@ func (f *File) mappable(dtype kernels.DType) bool {
 		f.Order.Uint16(one) == binary.NativeEndian.Uint16(one)
 }
 
-// Upload returns the data as a tensor of dtype in the device's memory, for the
-// caller to release. If the tensor lies in a mapped file, the caller then calls
-// unmap, which is nil otherwise. Rounding of f8 is noted.
+// Upload returns the data as a tensor of dtype in the device's memory, for the caller to release. If the tensor lies in
+// a mapped file, the caller then calls unmap, which is nil otherwise. Rounding of f8 is noted.
 func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype kernels.DType, shape kernels.Shape, note Note) (t kernels.Tensor, unmap func(), err error) {
 	if f.mappable(dtype) {
 		// Where mapping is not available the file is read.

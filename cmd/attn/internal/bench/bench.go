@@ -73,8 +73,7 @@ func Vars() kong.Vars {
 	return kong.Vars{"presets": strings.Join(presets, "; ")}
 }
 
-// Run measures, prints the table and writes the files. It checks all flags before
-// it measures.
+// Run measures, prints the table and writes the files. It checks all flags before it measures.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	cfg, err := c.config()
 	if err != nil {
@@ -93,8 +92,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	var step atomic.Pointer[bench.Progress]
 	cfg.Progress = func(p bench.Progress) { step.Store(&p) }
 	if c.JSON != "" && !c.Plan && !output.IsStream(c.JSON) {
-		// The report survives a crash. The last write returns the error of a file
-		// that cannot be written.
+		// The report survives a crash. The last write returns the error of a file that cannot be written.
 		cfg.Measured = func(r *report.Report) { _ = output.Write(ctx, c.JSON, r.WriteJSON) }
 	}
 	stop := cli.NewStatus(out.Err).Watch(func() string { return describe(step.Load()) })

@@ -32,8 +32,7 @@ func readReport(ctx context.Context, path string) (*report.Report, error) {
 	return r, nil
 }
 
-// Run compares the reports. It always fails when a measured case has become wrong, and when a report
-// is incomplete.
+// Run compares the reports. It always fails when a measured case has become wrong, and when a report is incomplete.
 func (c *Compare) Run(ctx context.Context, out *cli.Streams) error {
 	was, err := readReport(ctx, c.Old)
 	if err != nil {

@@ -150,9 +150,8 @@ func (in *Inputs) openMasks(p *Problem) error {
 	return nil
 }
 
-// maskShape returns the shape of a mask as [B, H, Sq, Sk]. Its axes are those of
-// scores of q's rank, [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk], from the right as in
-// numpy. A 4-D mask has all four axes whatever q's rank is.
+// maskShape returns the shape of a mask as [B, H, Sq, Sk]. Its axes are those of scores of q's rank, [Sq,Sk], [B,Sq,Sk]
+// or [B,H,Sq,Sk], from the right as in numpy. A 4-D mask has all four axes whatever q's rank is.
 func maskShape(f *array.File, rank int) (kernels.Shape, error) {
 	n := len(f.Shape)
 	if n < 1 || n > 4 || n == 3 && rank == 2 {
@@ -271,8 +270,7 @@ func (in *Inputs) prepare(dev *kernels.Device, opt kernels.Options) (*kernels.Ca
 	return dev.Prepare(t[0], t[1], t[2], opt)
 }
 
-// CheckMemory returns ErrMemory for files whose data does not fit in memory, before it is
-// read.
+// CheckMemory returns ErrMemory for files whose data does not fit in memory, before it is read.
 func (in *Inputs) CheckMemory() error {
 	var need int64
 	for _, f := range in.QKV {

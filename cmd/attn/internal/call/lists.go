@@ -95,9 +95,8 @@ func parseList[T any](s, want string, parse func(word string) (T, error)) (list 
 	return list, nil
 }
 
-// paperSlopes returns the slopes of Press et al. 2022: the geometric sequence that
-// starts at 2^(-8/n) for n heads, a power of two. For other n it returns those of
-// the next lower power, then every second one of the next higher.
+// paperSlopes returns the slopes of Press et al. 2022: the geometric sequence that starts at 2^(-8/n) for n heads, a
+// power of two. For other n it returns those of the next lower power, then every second one of the next higher.
 func paperSlopes(n int) (s []float32) {
 	power := 1
 	for power*2 <= n {

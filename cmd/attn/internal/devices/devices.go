@@ -13,8 +13,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Command is attn devices. A family of backends without a device is part of the
-// result, not a failure.
+// Command is attn devices. A family of backends without a device is part of the result, not a failure.
 type Command struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }

@@ -218,10 +218,9 @@ func (wt *walkthrough) check(st *steps) (found []finding, err error) {
 	return found, nil
 }
 
-// printed returns how far the expected value want may be off: half a unit of its last printed
-// digit. That is a decimal where the file sets digits, else the 7th significant digit with two
-// roundings of the float32 arithmetic behind it, and nothing for whole numbers. outputs_exact is in
-// float64.
+// printed returns how far the expected value want may be off: half a unit of its last printed digit. That is a decimal
+// where the file sets digits, else the 7th significant digit with two roundings of the float32 arithmetic behind it,
+// and nothing for whole numbers. outputs_exact is in float64.
 func (wt *walkthrough) printed(field string, want, ref float64) float64 {
 	// Decimal fractions have no exact binary form: 1e-12 is far below any printed digit and far
 	// above float64's own rounding.

@@ -13,8 +13,7 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/picture"
 )
 
-// Command is attn explain: every step of self-attention on a small example, printed
-// as in published walk-throughs.
+// Command is attn explain: every step of self-attention on a small example, printed as in published walk-throughs.
 type Command struct {
 	cli.Device      `embed:""`
 	flags.Overwrite `embed:""`

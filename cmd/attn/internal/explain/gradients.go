@@ -19,8 +19,7 @@ type gradients struct {
 	dQ, dK                   matrix.Matrix
 }
 
-// differentiate computes the backward pass from the gradient of the output: that of the file,
-// or 1 for each number.
+// differentiate computes the backward pass from the gradient of the output: that of the file, or 1 for each number.
 func (st *steps) differentiate(ctx context.Context, wt *walkthrough) (*gradients, error) {
 	g := &gradients{dO: st.output}
 	if wt.dOutputs != nil {

@@ -118,8 +118,7 @@ func (e explanation) matrix(m matrix.Matrix, rows, columns []string) {
 	e.formatted(m, rows, columns, "", formatOf(m.Data))
 }
 
-// formatted prints m in columns aligned to the right, with optional names of the
-// rows and columns.
+// formatted prints m in columns aligned to the right, with optional names of the rows and columns.
 func (e explanation) formatted(m matrix.Matrix, rows, columns []string, indent string, format func(float32) string) {
 	names := 0
 	for _, name := range rows {
@@ -141,9 +140,8 @@ func (e explanation) formatted(m matrix.Matrix, rows, columns []string, indent s
 	w.Flush()
 }
 
-// formatOf returns one format for all numbers of a matrix: the fewest decimals, up
-// to 4, that show them exactly, else 4, else powers of ten when 4 decimals would
-// lose most digits of a number.
+// formatOf returns one format for all numbers of a matrix: the fewest decimals, up to 4, that show them exactly, else
+// 4, else powers of ten when 4 decimals would lose most digits of a number.
 func formatOf(data []float32) func(float32) string {
 	const most = 4
 	for decimals := range most + 1 {

@@ -100,10 +100,9 @@ func (st *steps) round(ctx context.Context, decimals int) error {
 	return err
 }
 
-// roundRow rounds a row of weights to so many decimals and keeps its sum, as published
-// walk-throughs do: 0.063, 0.468, 0.468 becomes 0, 0.5, 0.5 and not 0.1, 0.5, 0.5. It cuts each
-// weight and gives the missing units to the largest remainders; of equal ones to the larger weight,
-// then to the earlier key.
+// roundRow rounds a row of weights to so many decimals and keeps its sum, as published walk-throughs do: 0.063, 0.468,
+// 0.468 becomes 0, 0.5, 0.5 and not 0.1, 0.5, 0.5. It cuts each weight and gives the missing units to the largest
+// remainders; of equal ones to the larger weight, then to the earlier key.
 func roundRow(w []float32, decimals int) []float32 {
 	unit := math.Pow10(decimals)
 	whole, order := make([]float64, len(w)), make([]int, len(w))

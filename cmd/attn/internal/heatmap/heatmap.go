@@ -21,9 +21,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Command is attn heatmap: the weights of chosen heads, queries and keys as a
-// picture. It computes only these, a chunk of rows at a time, and pools them as they
-// come: memory stays O(S).
+// Command is attn heatmap: the weights of chosen heads, queries and keys as a picture. It computes only these, a chunk
+// of rows at a time, and pools them as they come: memory stays O(S).
 type Command struct {
 	cli.Device `embed:""`
 

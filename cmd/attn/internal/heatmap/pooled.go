@@ -10,8 +10,7 @@ func (s span) len() int { return max(s.hi-s.lo, 0) }
 // within returns the intersection of s and t.
 func (s span) within(t span) span { return span{max(s.lo, t.lo), min(s.hi, t.hi)} }
 
-// pooled joins weights into a limited number of cells along each axis: the largest
-// or the mean of their weights.
+// pooled joins weights into a limited number of cells along each axis: the largest or the mean of their weights.
 type pooled struct {
 	rows, keys     span
 	perRow, perKey int // weights of a cell along each axis, fewer in the last one

@@ -28,8 +28,7 @@ type computation struct {
 	result kernels.Result
 }
 
-// rotate applies the rotary embedding to queries and keys. Positions start at 0 in each packed
-// sequence.
+// rotate applies the rotary embedding to queries and keys. Positions start at 0 in each packed sequence.
 func (r *computation) rotate(ctx context.Context) error {
 	if r.RoPE.Base == nil {
 		return nil

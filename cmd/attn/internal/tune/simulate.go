@@ -144,8 +144,7 @@ func (e *emitted) work() {
 	}
 }
 
-// pairs returns how many pairs of a row and a visible key there are in a head for n rows, or keys,
-// from first on.
+// pairs returns how many pairs of a row and a visible key there are in a head for n rows, or keys, from first on.
 func (c *emittedCall) pairs(first, n int, byKeys bool) (pairs int) {
 	rows, keys := c.Q[kernels.Seq], c.K[kernels.Seq]
 	length, others := rows, keys

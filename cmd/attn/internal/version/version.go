@@ -15,9 +15,8 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/cli"
 )
 
-// licences has a line PATH, tab, LICENCES for Go, each module that attn links with either WebGPU
-// library, and each folder of a module or data set with a licence of its own. The tests of
-// cmd/internal/notice write it.
+// licences has a line PATH, tab, LICENCES for Go, each module that attn links with either WebGPU library, and each
+// folder of a module or data set with a licence of its own. The tests of cmd/internal/notice write it.
 //
 //go:embed licences.tsv
 var licences string

@@ -28,9 +28,8 @@ import (
 	_ "github.com/seed90331342/attn/gpu"
 )
 
-// Named returns functions that run a program. attn returns its exit code and output; mustRun fails
-// the test unless it succeeds with no output to standard error, and mustFail unless it fails as
-// WantFailure requires.
+// Named returns functions that run a program. attn returns its exit code and output; mustRun fails the test unless it
+// succeeds with no output to standard error, and mustFail unless it fails as WantFailure requires.
 func Named(p cli.Program) (
 	attn func(t *testing.T, args ...string) (code int, stdout, stderr string),
 	mustRun func(t *testing.T, args ...string) (stdout string),
