@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -220,11 +222,21 @@ func TestErrorsAreTyped(t *testing.T) {
 	}
 }
 
+// TestLimitsOverTheAdapters exceeds each limit by 1. The error is that of Open, because gogpu opens devices with such limits.
 func TestLimitsOverTheAdapters(t *testing.T) {
 	a := adapter(t)
-	l := a.Limits()
-	l.MaxComputeWorkgroupsPerDimension++
-	must.Fail(t, "more workgroups than the adapter has", must.Err(a.Open(l)), port.ErrInvalid)
+	for _, name := range []string{
+		"MaxBufferSize", "MaxStorageBufferBindingSize", "MaxStorageBuffersPerShaderStage", "MaxComputeWorkgroupStorageSize",
+		"MaxComputeInvocationsPerWorkgroup", "MaxComputeWorkgroupsPerDimension",
+	} {
+		l := a.Limits()
+		f := reflect.ValueOf(&l).Elem().FieldByName(name)
+		most := f.Uint()
+		if f.SetUint(most + 1); f.Uint() == 0 {
+			continue // no number is over the adapter's limit
+		}
+		must.Fail(t, name, must.Err(a.Open(l)), port.ErrInvalid, fmt.Sprintf("%s of %d is over the limit of %d", name, most+1, most))
+	}
 }
 
 // The device's clock measures less time than the host's, and more time for more work.
