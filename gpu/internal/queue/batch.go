@@ -98,7 +98,7 @@ func (r *Runner) push() error {
 		}
 	}
 	for i := range r.batch.list {
-		r.first = r.first || !r.batch.list[i].pipeline.Measured.Load()
+		r.unmeasured = r.unmeasured || !r.batch.list[i].pipeline.Measured.Load()
 	}
 	t, err := r.batch.send(r.ctx, r.d, r.call, r.trace.Kernel != nil)
 	if err == nil {
@@ -108,7 +108,7 @@ func (r *Runner) push() error {
 }
 
 // send submits b for c.
-func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t port.Ticket, err error) {
+func (b *batch) send(ctx context.Context, d *Device, c *inFlight, timed bool) (t port.Ticket, err error) {
 	defer func() {
 		for i := range b.compiled {
 			if err != nil { // else they are released when the submission has ended

@@ -118,7 +118,7 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 // NewPlanner returns a Device with limits and no device behind it. It plans operations (Count, Dispatches) and must run none.
 func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
 	d := &Device{Limits: l, name: name, pacing: newPacing(kind, c), streaming: make(chan struct{}, 1)}
-	d.sent = &sent{submitting: make(chan struct{}, 1), writers: map[*cut.Store]*call{}}
+	d.sent = &sent{submitting: make(chan struct{}, 1), writers: map[*cut.Store]*inFlight{}}
 	d.Pipelines = resource.NewPipelines(nil, resource.PipelineConfig{Name: name, Limits: l, Speed: d.pacing.speed, Wrap: d.wrap})
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }

@@ -9,29 +9,29 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
-// call is a call with submissions that may still run.
-type call struct {
+// inFlight is a call with submissions that may still run.
+type inFlight struct {
 	name string
 	out  []Output
-	of   []*call // calls whose results it uses and that ran when it began
+	uses []*inFlight // calls whose results it uses and that ran when it began
 	// left is the number of its submissions that are not known to have ended.
-	left     int
-	returned bool // all submissions are made, and nobody but calls uses it
-	refused  bool // it has returned an error
-	failure  *failure
+	left          int
+	submitted     bool // all submissions are made, and nobody but calls uses it
+	returnedError bool // it has returned an error
+	failure       *failure
 }
 
 // failure is the error of a submission, shared by the calls that use its result.
 type failure struct {
-	of   *call
-	err  error
-	told bool // a call has returned it
+	of       *inFlight
+	err      error
+	reported bool // a call has returned it
 }
 
 // begin returns a call that writes to out and reads in. It returns the failure of a call
 // that wrote to them.
-func (s *sent) begin(name string, out []Output, in []*cut.Store) (*call, error) {
-	c := &call{name: name, out: out}
+func (s *sent) begin(name string, out []Output, in []*cut.Store) (*inFlight, error) {
+	c := &inFlight{name: name, out: out}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	use := func(x *cut.Store, written bool) error {
@@ -39,10 +39,10 @@ func (s *sent) begin(name string, out []Output, in []*cut.Store) (*call, error) 
 		switch {
 		case w == nil:
 		case w.failure == nil:
-			if !slices.Contains(c.of, w) {
-				c.of = append(c.of, w)
+			if !slices.Contains(c.uses, w) {
+				c.uses = append(c.uses, w)
 			}
-		case !written || !w.failure.told: // results are overwritten once the program knows
+		case !written || !w.failure.reported: // results are overwritten once the program knows
 			return s.report(w.failure)
 		}
 		return nil
@@ -61,12 +61,12 @@ func (s *sent) begin(name string, out []Output, in []*cut.Store) (*call, error) 
 }
 
 // end notes that c has returned err.
-func (s *sent) end(c *call, err error) {
+func (s *sent) end(c *inFlight, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.returned = true
+	c.submitted = true
 	if err != nil {
-		c.refused = true
+		c.returnedError = true
 		if x := c.failure; x != nil && x.of == c {
 			_ = s.report(x)
 		}
@@ -81,12 +81,12 @@ func (s *sent) end(c *call, err error) {
 }
 
 // clean forgets a call that has succeeded. The caller holds the lock.
-func (s *sent) clean(c *call) {
+func (s *sent) clean(c *inFlight) {
 	if c.left > 0 {
 		return
 	}
-	c.of = nil
-	if c.returned && c.failure == nil {
+	c.uses = nil
+	if c.submitted && c.failure == nil {
 		for _, x := range c.out {
 			if s.writers[x.Store] == c {
 				delete(s.writers, x.Store)
@@ -96,15 +96,15 @@ func (s *sent) clean(c *call) {
 }
 
 // noteEnd notes that a submission of c has ended, or failed with err. The caller holds the lock.
-func (s *sent) noteEnd(c *call, err error) {
+func (s *sent) noteEnd(c *inFlight, err error) {
 	c.left--
 	if err != nil && c.failure == nil {
-		c.failure = &failure{of: c, err: err, told: c.refused}
-		if !c.refused && len(s.failed) < maxSent {
+		c.failure = &failure{of: c, err: err, reported: c.returnedError}
+		if !c.returnedError && len(s.failed) < maxSent {
 			s.failed = append(s.failed, c.failure)
 		}
 	}
-	for _, x := range c.of {
+	for _, x := range c.uses {
 		if c.failure == nil {
 			c.failure = x.failure
 		}
@@ -115,13 +115,13 @@ func (s *sent) noteEnd(c *call, err error) {
 // report returns the error of a failure, which the program then knows. The caller holds the
 // lock.
 func (s *sent) report(x *failure) error {
-	x.told = true
+	x.reported = true
 	s.failed = slices.DeleteFunc(s.failed, func(y *failure) bool { return y == x })
 	return fmt.Errorf("%s: %w", x.of.name, x.err)
 }
 
 // result returns the error of the submissions of c that have ended.
-func (s *sent) result(c *call) error {
+func (s *sent) result(c *inFlight) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.failure == nil {
@@ -154,7 +154,7 @@ func (s *sent) first() error {
 	}
 	err := s.report(s.failed[0])
 	for _, x := range s.failed {
-		x.told = true
+		x.reported = true
 	}
 	s.failed = nil
 	return err

@@ -37,7 +37,7 @@ func TestRing(t *testing.T) {
 					t.Fatalf("seed %d: %d to %d overlaps %d to %d", seed, at, at+bytes, f.lo, f.hi)
 				}
 			}
-			s.noteStart(&submission{lo: at, hi: at + bytes, call: new(call), began: time.Now()})
+			s.noteStart(&submission{lo: at, hi: at + bytes, call: new(inFlight), began: time.Now()})
 		}
 	}
 }

@@ -29,8 +29,8 @@ type Runner struct {
 	rehearsal bool
 	needed    []*resource.Pipeline // in a rehearsal
 
-	call       *call
-	first      bool // a kernel runs for the first time on the device
+	call       *inFlight
+	unmeasured bool // a kernel runs for the first time on the device
 	batch      batch
 	pending    []sentWork // the submissions that the call has not waited for, oldest first
 	waited     int        // how many it has waited for
@@ -103,7 +103,7 @@ func (d *Device) Do(ctx context.Context, w Work, n int, ops func(i int) ([]*Op, 
 	if err == nil {
 		err = r.push()
 	}
-	if err == nil && (r.first || r.stream != nil || r.trace.Kernel != nil || r.trace.Progress != nil) {
+	if err == nil && (r.unmeasured || r.stream != nil || r.trace.Kernel != nil || r.trace.Progress != nil) {
 		err = r.Flush()
 	}
 	if err == nil {
@@ -154,9 +154,9 @@ func (d *Device) Streamed(op *Op) (moved, memory uint64, err error) {
 }
 
 // NewRunner returns a Runner. The caller must Finish it.
-func (d *Device) NewRunner(ctx context.Context) *Runner { return d.newRunner(ctx, new(call)) }
+func (d *Device) NewRunner(ctx context.Context) *Runner { return d.newRunner(ctx, new(inFlight)) }
 
-func (d *Device) newRunner(ctx context.Context, c *call) *Runner {
+func (d *Device) newRunner(ctx context.Context, c *inFlight) *Runner {
 	r := d.runners.Get().(*Runner)
 	r.d, r.ctx, r.trace, r.call = d, ctx, backend.TraceOf(ctx), c
 	r.deadline, _ = ctx.Deadline()

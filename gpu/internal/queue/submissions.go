@@ -39,14 +39,14 @@ type sent struct {
 	exact bool
 
 	// writers are the calls that wrote to a tensor last, if they run or failed.
-	writers map[*cut.Store]*call
+	writers map[*cut.Store]*inFlight
 	failed  []*failure // that no call has returned
 }
 
 // submission is a submission that may still run.
 type submission struct {
 	ticket    port.Ticket
-	call      *call
+	call      *inFlight
 	lo, hi    uint64               // its parameters in the ring
 	pipelines []*resource.Pipeline // one for each dispatch
 	began     time.Time
@@ -175,7 +175,7 @@ func (d *Device) fail(t port.Ticket, err error) (failed port.Ticket) {
 	s.exact = false
 	n := s.through(t)
 	// Of other calls the program would not see the error, which may be another's.
-	if i := slices.IndexFunc(s.list[:n], func(f *submission) bool { return !f.call.refused }); i >= 0 {
+	if i := slices.IndexFunc(s.list[:n], func(f *submission) bool { return !f.call.returnedError }); i >= 0 {
 		n, failed = i+1, s.list[i].ticket
 	}
 	d.drop(n, err)
