@@ -34,8 +34,8 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 		return b.do(ctx, w, len(calls), of, len(units), func(i int) ([]*queue.Op, error) {
 			c := units[i].Call
 			x, err := b.route(units[i])
-			if err == nil && x.given == nil && !c.Lists.IsZero() {
-				x, err = b.download(ctx, c)
+			if err == nil && x.lookedUp == nil && !c.Lists.IsZero() {
+				x, err = b.withHostLists(ctx, c)
 			}
 			if err != nil {
 				return nil, err
@@ -77,12 +77,12 @@ func (b *Backend) units(calls []*backend.Call) (all []unit) {
 type route struct {
 	c     *backend.Call // if only the device knows its lists, Listed are as long as these can be
 	parts []path        // of c, or of each slice of V's columns
-	// given is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
-	given  *backend.Call
-	ranges []byte
+	// lookedUp is the call whose lists kernels look up, or nil. ranges is what these kernels need to know of the lists.
+	lookedUp *backend.Call
+	ranges   []byte
 }
 
-// route returns the route of a call, or of several that run as one. It has no given where kernels cannot look keys up.
+// route returns the route of a call, or of several that run as one. It has no lookedUp where kernels cannot look keys up.
 func (b *Backend) route(u unit) (x route, err error) {
 	c := u.Call
 	if x.c = c; u.path != nil {
@@ -96,14 +96,14 @@ func (b *Backend) route(u unit) (x route, err error) {
 		if err != nil {
 			return x, err
 		}
-		x.given, x.ranges = c, ranges(c)
+		x.lookedUp, x.ranges = c, ranges(c)
 	}
 	if uint64(len(x.ranges)) <= queue.MaxWindow(b.dev.Limits) {
 		if x.parts, err = b.paths(x.c); !errors.Is(err, errCollected) {
 			return x, err
 		}
 	}
-	x.c.Lists, x.given, x.ranges = backend.Tensor{}, nil, nil
+	x.c.Lists, x.lookedUp, x.ranges = backend.Tensor{}, nil, nil
 	x.parts, err = b.paths(x.c)
 	return x, err
 }
@@ -135,8 +135,8 @@ func (b *Backend) headsAsRows(c *backend.Call) error {
 	return nil
 }
 
-// download returns the route of c with Listed in place of Lists, because kernels cannot look its keys up.
-func (b *Backend) download(ctx context.Context, c *backend.Call) (x route, err error) {
+// withHostLists returns the route of c with Listed in place of Lists, because kernels cannot look its keys up.
+func (b *Backend) withHostLists(ctx context.Context, c *backend.Call) (x route, err error) {
 	host, err := backend.AllocHost(backend.I32, c.Lists.Shape())
 	if err == nil {
 		err = b.read(ctx, host, c.Lists)
@@ -249,7 +249,7 @@ const listOps = 40
 // op returns the operation of a part. It writes its table on the device, from the lists if there are any. That of a call of one
 // part may be resumable.
 func (x route) op(part path, resumable bool) *queue.Op {
-	op, a, c := part.op(), part.base(), x.given
+	op, a, c := part.op(), part.base(), x.lookedUp
 	if resumable && len(x.parts) == 1 {
 		op.Call = x.c
 	}
@@ -270,7 +270,7 @@ func (x route) op(part path, resumable bool) *queue.Op {
 		lists := a.b.rowOp(backend.Shape{a.d.Batch, 1, 1, 1}, keys, func(x cut.Box, v []cut.View) queue.Step {
 			p := p
 			p.List0, p.Keys = x.Lo[cut.Batch], strides(v[0])
-			return queue.Step{Kernel: shaders.Lists, Params: &p, Groups: rows(x), Each: float64(listOps * top)}
+			return queue.Step{Kernel: shaders.Lists, Params: &p, Groups: rows(x), OpsPerGroup: float64(listOps * top)}
 		})
 		step := lists.Step
 		lists.Table = x.ranges
@@ -384,7 +384,7 @@ func (b *Backend) plan(u unit) (backend.Plan, error) {
 				strings.Join(names, ", "), op.Cutter.Room>>10)
 		}
 	}
-	if !u.Call.Lists.IsZero() && way.given == nil {
+	if !u.Call.Lists.IsZero() && way.lookedUp == nil {
 		p.Why += "; the lists of keys are downloaded first, which waits for the device"
 	}
 	if n := len(way.parts); n > 1 {

@@ -215,9 +215,9 @@ func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i i
 	})
 }
 
-// do runs a call. It checks and pins the operands of its parts, which of returns, and then queues its operations in n groups, which
+// do runs a call. It checks and pins the operands of its parts, which of returns, and then queues its operations in groups, which
 // it asks for one after the other.
-func (b *Backend) do(ctx context.Context, w queue.Work, parts int, of func(i int) operands, n int, ops func(i int) ([]*queue.Op, error)) error {
+func (b *Backend) do(ctx context.Context, w queue.Work, parts int, of func(i int) operands, groups int, ops func(i int) ([]*queue.Op, error)) error {
 	pins := make([]backend.Pinned, parts)
 	defer func() {
 		for i := range pins {
@@ -245,7 +245,7 @@ func (b *Backend) do(ctx context.Context, w queue.Work, parts int, of func(i int
 			}
 		}
 	}
-	return b.dev.Do(ctx, w, n, ops)
+	return b.dev.Do(ctx, w, groups, ops)
 }
 
 // Wait waits until the device has ended all calls. It returns the error of a call that

@@ -60,7 +60,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 	c.State = func(box cut.Box) uint64 { return uint64(box.Len(cut.Row)) * uint64(4*pitch(box)) }
 	s.add(true, 1, func(box cut.Box) cut.Box { return box }, func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step) {
 		w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(p.Len(cut.Row), tile.owned()), ceil(p.Len(cut.Col), tile.others()), pitch(p.Box)/4, 1
-		step.Groups, step.Each = w.Blocks*w.Parts, 2*float64((x.d.Dim+x.d.ValueDim)*tile.owned()*tile.others())
+		step.Groups, step.OpsPerGroup = w.Blocks*w.Parts, 2*float64((x.d.Dim+x.d.ValueDim)*tile.owned()*tile.others())
 	}, func(p queue.Chunk) queue.Step {
 		rows, keys, view := p.Len(cut.Row), p.Len(cut.Col), out.View(p.Box, c.Align)
 		w := &shaders.ReduceParams{
@@ -114,5 +114,5 @@ func reduce(w *shaders.ReduceParams, terms int) queue.Step {
 	if w.Kind == reduceRows || w.Kind == reduceTotals {
 		groups, threads = w.All, 1
 	}
-	return queue.Step{Kernel: shaders.Reduce, Params: w, Groups: groups, Each: reduceOps * float64(threads) * float64(terms)}
+	return queue.Step{Kernel: shaders.Reduce, Params: w, Groups: groups, OpsPerGroup: reduceOps * float64(threads) * float64(terms)}
 }

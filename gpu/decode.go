@@ -25,7 +25,7 @@ const (
 type decode struct {
 	*attention
 	tiling tune.Tiling
-	splits shaders.Variant
+	kernel shaders.Variant
 	merge  shaders.Variant
 	wide   bool    // K is read 16 bytes at a time
 	seen   cut.Box // the keys that any row sees, in whole splits
@@ -59,7 +59,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	if err := x.variants(); err != nil {
 		return nil, err
 	}
-	if err := a.check(x.splits); err != nil {
+	if err := a.check(x.kernel); err != nil {
 		return nil, err
 	}
 	x.width = x.tiling.Width + 4*decodeSums + 4
@@ -91,7 +91,7 @@ func (x *decode) variants() error {
 		x.noMatrix = "matrices need two query rows a key head"
 	}
 	if x.noMatrix == "" {
-		x.splits, x.rows, x.tiling, x.onMatrix = x.withOptions(m), m.TY*m.M, tune.Tiling{Width: m.Columns, Keys: m.Keys, Lanes: 1, Split: m.Split}, products
+		x.kernel, x.rows, x.tiling, x.onMatrix = x.withOptions(m), m.TY*m.M, tune.Tiling{Width: m.Columns, Keys: m.Keys, Lanes: 1, Split: m.Split}, products
 		return nil
 	}
 	el := cut.GranuleBytes / kv.Size()
@@ -104,12 +104,12 @@ func (x *decode) variants() error {
 		return fmt.Errorf("decoding needs %s, %s has %d and %d: %w",
 			bad, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
-	x.splits, x.rows = x.options.modded(k, false), k.Rows
+	x.kernel, x.rows = x.options.modded(k, false), k.Rows
 	return nil
 }
 
 func (x *decode) op() *queue.Op {
-	return &queue.Op{Cutter: x.cutter, Space: x.seen, Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.splits}
+	return &queue.Op{Cutter: x.cutter, Space: x.seen, Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.kernel}
 }
 
 // sweep narrows a box to the keys that any of its rows sees, in whole splits: chunks of
@@ -140,15 +140,15 @@ func (x *decode) step(p queue.Chunk) queue.Step {
 		w.O, w.LSE = strides(o), strides(lse)
 		return queue.Step{
 			Kernel: x.merge, Params: w, Windows: []cut.Window{p.State, o.Window, lse.Window},
-			Groups: rows(box), Each: mergeOps * float64(x.width*max(splits, 1)),
+			Groups: rows(box), OpsPerGroup: mergeOps * float64(x.width*max(splits, 1)),
 		}
 	}
 	q, k, v := x.Q.View(p.Box, align).Granules(), x.K.View(p.Box, align).Granules(), x.V.View(p.Box, align).Granules()
 	w.Q, w.K, w.V = strides(q), strides(k), strides(v)
 	mask, bias, more := x.bind(w, p)
 	return queue.Step{
-		Kernel: x.splits, Params: w, Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...),
-		Groups: p.Len(cut.Batch) * kvHeads * w.Parts * blocks, Each: x.each * float64(x.rows*n),
+		Kernel: x.kernel, Params: w, Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...),
+		Groups: p.Len(cut.Batch) * kvHeads * w.Parts * blocks, OpsPerGroup: x.opsPerPair * float64(x.rows*n),
 	}
 }
 
@@ -167,7 +167,7 @@ func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 		arithmetic += " (" + x.noMatrix + ")"
 	}
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, %s, %s; %s",
-		rows, x.b.decodeRows, x.rows, load, x.storage(), arithmetic, x.b.exponentials, x.b.dev.Pacing(x.splits))
+		rows, x.b.decodeRows, x.rows, load, x.storage(), arithmetic, x.b.exponentials, x.b.dev.Pacing(x.kernel))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
 		x.d.Batch, x.d.KVHeads, ceil(e.MaxBox, x.tiling.Split), x.tiling.Split, ceil(rows, x.rows), x.rows, x.tiling.Keys, e.Boxes)
 }

@@ -222,7 +222,7 @@ func (x *gradients) delta() {
 				w.Sinks[h] = g.Problem.Sink(box.Lo[cut.Head] + h)
 			}
 		}
-		return queue.Step{Kernel: shaders.Delta, Params: w, Groups: rows(box), Each: reduceOps * float64(d.ValueDim)}
+		return queue.Step{Kernel: shaders.Delta, Params: w, Groups: rows(box), OpsPerGroup: reduceOps * float64(d.ValueDim)}
 	})
 	op.Cutter.AtMost(cut.Head, len(shaders.DeltaParams{}.Sinks))
 	x.ops = append(x.ops, op)
@@ -433,7 +433,7 @@ func (x *gradients) sum(of shaders.Result, columns int, results ...backend.Opera
 	}, func(p queue.Chunk, w *shaders.AttentionParams, step *queue.Step) {
 		owners, length := owned(p.Box)
 		w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(length, tile.owned()), parts, pitch/4, p.Len(cut.Batch)*owners
-		step.Groups, step.Each = w.BatchHeads*w.Blocks*parts, each*float64(p.Len(inner))
+		step.Groups, step.OpsPerGroup = w.BatchHeads*w.Blocks*parts, each*float64(p.Len(inner))
 	}, func(p queue.Chunk) queue.Step {
 		owners, length := owned(p.Box)
 		o := to[p.Pass-p.Of.Passes]

@@ -147,6 +147,6 @@ func (x *indexing) choose(products, w, past, best backend.Tensor, b, row, key in
 	return x.b.rowOp(backend.Shape{1, 1, s[backend.Seq], 1}, ops, func(box cut.Box, v []cut.View) queue.Step {
 		p := p
 		p.Row0, p.X, p.W, p.Past, p.O = row+box.Lo[cut.Row], strides(v[0]), strides(v[1]), strides(v[2]), strides(v[3])
-		return queue.Step{Kernel: shaders.Index, Params: &p, Groups: rows(box), Each: float64(indexOps * (p.Keys*p.Heads + indexPasses*(p.Keys+p.Held)))}
+		return queue.Step{Kernel: shaders.Index, Params: &p, Groups: rows(box), OpsPerGroup: float64(indexOps * (p.Keys*p.Heads + indexPasses*(p.Keys+p.Held)))}
 	})
 }

@@ -89,9 +89,9 @@ func BenchmarkMatrices(b *testing.B) {
 			decode := func(name string, low bool, change func(k *shaders.Matrix)) {
 				c.LowPrecision = low
 				d := must.Get(be.newDecode(c))(b)
-				if k, ok := d.splits.(shaders.Matrix); ok {
+				if k, ok := d.kernel.(shaders.Matrix); ok {
 					change(&k)
-					d.splits, d.tiling.Split, d.cutter.Granule = k, k.Split, k.Split
+					d.kernel, d.tiling.Split, d.cutter.Granule = k, k.Split, k.Split
 					d.merge = shaders.SplitMerge{Split: k.Split, TX: 1, Quads: k.Columns / 4}
 					name = fmt.Sprintf("KEYS=%d/SPLIT=%d/ahead=%t", k.Keys, k.Split, k.Ahead)
 				}

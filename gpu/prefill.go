@@ -93,7 +93,7 @@ func (x *prefill) fit(loops, vecs int, areas uint64) (whyNot string, err error) 
 	c, l := x.cutter, &x.b.dev.Limits
 	c.Granule = x.keys
 	c.AlignGranules()
-	c.Most[cut.Col] = cut.LongestChunk(x.keys, loops, x.each*float64(x.rows*x.keys), x.b.dev.ChunkWork(x.kernel))
+	c.Most[cut.Col] = cut.LongestChunk(x.keys, loops, x.opsPerPair*float64(x.rows*x.keys), x.b.dev.ChunkWork(x.kernel))
 	x.leave(16 * uint64(vecs))
 	if c.MaxState /= areas; c.Room == 0 {
 		c.MaxState = min(queue.MaxWindow(*l)/areas, l.MaxBufferSize/areas, maxFlashState)
@@ -130,7 +130,7 @@ func (x *prefill) plain(because string) error {
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging and
 	// products of a stage, options, maxima, exponentials, and the blocks of columns.
 	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4*(1+4)+8*(2+2*4)) + 4*(1+4+4) + 10 + 4*(1+4+4) + blocks*(9+4*(1+4)+32*(3+4)) + x.options.rounds(16)
-	c.Most[cut.Col] = cut.LongestChunk(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.ChunkWork(x.kernel))
+	c.Most[cut.Col] = cut.LongestChunk(cut.Tile, loops, x.opsPerPair*cut.Tile*cut.Tile, x.b.dev.ChunkWork(x.kernel))
 	x.leave(16 * 64 * uint64(4*blocks+2)) // output, sums and maxima of 64 threads
 	return nil
 }
@@ -174,9 +174,9 @@ func (x *prefill) step(p queue.Chunk) queue.Step {
 	mask, bias, more := x.bind(w, p)
 	return queue.Step{
 		Kernel: x.kernel, Params: w,
-		Windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...),
-		Groups:  heads * blocks,
-		Each:    x.each * float64(x.rows*p.Len(cut.Col)),
+		Windows:     append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...),
+		Groups:      heads * blocks,
+		OpsPerGroup: x.opsPerPair * float64(x.rows*p.Len(cut.Col)),
 	}
 }
 

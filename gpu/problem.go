@@ -21,12 +21,12 @@ type attention struct {
 	c *backend.Call
 	d backend.Dims
 	*cut.Call
-	options  scoreOptions
-	cutter   *cut.Cutter
-	each     float64      // operations for one row and one key
-	table    []byte       // of pages and packed batches, nil when kernels look none up
-	packed   *join.Packed // batches, or nil
-	packedAt int          // of them in the table
+	options    scoreOptions
+	cutter     *cut.Cutter
+	opsPerPair float64      // operations for one row and one key
+	table      []byte       // of pages and packed batches, nil when kernels look none up
+	packed     *join.Packed // batches, or nil
+	packedAt   int          // of them in the table
 }
 
 // base implements path.
@@ -46,7 +46,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	}
 	return &attention{
 		b: b, c: c, d: d, Call: ops, options: newScoreOptions(&c.Problem, d.Heads, &ops.Pairs),
-		each: 2 * float64(d.Dim+d.ValueDim),
+		opsPerPair: 2 * float64(d.Dim+d.ValueDim),
 	}, nil
 }
 
@@ -277,7 +277,8 @@ func (o *scoreOptions) rounds(groups int) int {
 }
 
 // bind sets the parameters of the options for a box, with the places of the pair operands. It
-// returns the windows of mask, of bias and, where kernels have them, of blocks and relative.
+// returns the windows of mask, of bias and, as more, those that only some kernels bind: of blocks and relative, in the order of
+// options.wgsl, and last that of the table of pages.wgsl.
 func (o *scoreOptions) bind(w *shaders.AttentionParams, c queue.Chunk, align uint64, sinks float64) (mask, bias cut.Window, more []cut.Window) {
 	x := c.Box
 	o.params(w, x, sinks)

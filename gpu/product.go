@@ -96,7 +96,7 @@ func (b *Backend) product(m product) *queue.Op {
 					BiasBase: bv.Base, BiasStride: bv.Strides[backend.Dim],
 				},
 				Windows: []cut.Window{av.Window, wv.Window, bv.Window, yv.Window, p.State},
-				Groups:  groups(p.Box), Each: ops * float64(p.Len(cut.Sum)),
+				Groups:  groups(p.Box), OpsPerGroup: ops * float64(p.Len(cut.Sum)),
 			}
 		},
 	}

@@ -171,7 +171,7 @@ func (b *Backend) linearBy(kernel shaders.Variant, c *backend.LinearAttention) *
 			for i := range v {
 				windows[i] = v[i].Window
 			}
-			return queue.Step{Kernel: kernel, Params: &w, Windows: windows, Groups: x.Len(cut.Batch) * w.Heads * w.Blocks, Each: each * float64(w.Tokens+1)}
+			return queue.Step{Kernel: kernel, Params: &w, Windows: windows, Groups: x.Len(cut.Batch) * w.Heads * w.Blocks, OpsPerGroup: each * float64(w.Tokens+1)}
 		},
 	}
 }
@@ -248,6 +248,6 @@ func (b *Backend) conv(c *backend.CausalConv, before, tail, lo, hi int) *queue.O
 			XType: int(c.X.DType()), WType: int(c.W.DType()), ConstantType: int(c.Bias.DType()), PastType: int(c.PastState.DType()), OutType: int(c.Y.DType()),
 			X: strides(v[0]), W: strides(v[1]), Constant: strides(v[2]), Past: strides(v[3]), O: strides(v[4]),
 		}
-		return queue.Step{Kernel: shaders.Conv, Params: p, Groups: ceil(p.All, convUnits), Each: float64(convUnits * convOps * (width + 1))}
+		return queue.Step{Kernel: shaders.Conv, Params: p, Groups: ceil(p.All, convUnits), OpsPerGroup: float64(convUnits * convOps * (width + 1))}
 	})
 }

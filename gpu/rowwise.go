@@ -48,7 +48,7 @@ func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how
 			v[0] = v[3]
 		}
 		return queue.Step{
-			Kernel: kernel, Groups: ceil(n, rotateUnits), Each: rotateUnits * rotateOps,
+			Kernel: kernel, Groups: ceil(n, rotateUnits), OpsPerGroup: rotateUnits * rotateOps,
 			Params: &shaders.RoPEParams{
 				Heads: box.Len(cut.Head), Rows: box.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(how.Interleaved, 1), Inverse: when(how.Inverse, 1),
 				XType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
@@ -116,7 +116,7 @@ func conversion(p shaders.ConvertParams, rows, dim int, to cut.View) queue.Step 
 		p.All = rows
 	}
 	groups := ceil(p.All, each)
-	return queue.Step{Kernel: kernel, Params: &p, Groups: groups, Each: convertOps * float64(rows*dim) / float64(groups)}
+	return queue.Step{Kernel: kernel, Params: &p, Groups: groups, OpsPerGroup: convertOps * float64(rows*dim) / float64(groups)}
 }
 
 // inPairs reports whether rows of 16-bit elements, dim adjacent ones each, are whole
@@ -138,7 +138,7 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 		}
 		return b.rowOp(o.Shape(), ops, func(x cut.Box, v []cut.View) queue.Step {
 			return queue.Step{
-				Kernel: shaders.Merge, Groups: rows(x), Each: mergeOps * float64(dim),
+				Kernel: shaders.Merge, Groups: rows(x), OpsPerGroup: mergeOps * float64(dim),
 				Params: &shaders.MergeParams{
 					Heads: x.Len(cut.Head), Rows: x.Len(cut.Row), VDim: dim,
 					Po: strides(v[0]), Plse: strides(v[1]), O: strides(v[2]), LSE: strides(v[3]),
@@ -235,7 +235,7 @@ func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool
 			mask, bias, more := opts.bind(w, p, c.Align, 1)
 			return queue.Step{
 				Kernel: opts.modded(v, false), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
-				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),
+				Groups: rows(p.Box), OpsPerGroup: softmaxOps * float64(p.Len(cut.Col)),
 			}
 		},
 	}, nil
@@ -298,7 +298,7 @@ func (b *Backend) normGate(ctx context.Context, call string, p shaders.NormGateP
 			p.Heads, p.Rows, p.All = box.Len(cut.Head), box.Len(cut.Row), rows(box)
 			p.G, p.X, p.W, p.O, p.Terms = strides(v[0]), strides(v[1]), strides(v[2]), strides(v[3]), strides(v[4])
 			each := normThreads / p.Lanes
-			return queue.Step{Kernel: kernel, Groups: ceil(p.All, each), Each: float64(each * p.Dim * normOps), Params: &p}
+			return queue.Step{Kernel: kernel, Groups: ceil(p.All, each), OpsPerGroup: float64(each * p.Dim * normOps), Params: &p}
 		}), nil
 	})
 }

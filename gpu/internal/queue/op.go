@@ -57,11 +57,11 @@ type Chunk struct {
 
 // Step is a dispatch.
 type Step struct {
-	Kernel  shaders.Variant
-	Windows []cut.Window   // for all bindings but the uniform
-	Params  shaders.Params // contents of the uniform
-	Groups  int            // workgroups
-	Each    float64        // operations of a workgroup, at most
+	Kernel      shaders.Variant
+	Windows     []cut.Window   // for all bindings but the uniform
+	Params      shaders.Params // contents of the uniform
+	Groups      int            // workgroups
+	OpsPerGroup float64        // operations of a workgroup, at most
 }
 
 // NewCutter returns a Cutter for operands on the device.
@@ -183,8 +183,8 @@ func (r *Runner) queueStep(s Step, before ...cut.Copy) error {
 	for first, n := 0, 0; first < s.Groups; first += n {
 		n, x.grid = r.d.groupsFrom(&s, first, r.deadline)
 		s.Params.(shaders.Ranged).SetRange(first, first+n)
-		x.work = float64(n) * s.Each
-		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.Each)
+		x.work = float64(n) * s.OpsPerGroup
+		x.seconds = r.d.pacing.seconds(x.pipeline.Pace.Speed(), n, s.OpsPerGroup)
 		if err := r.add(&x); err != nil {
 			return err
 		}

@@ -98,7 +98,7 @@ func (p *pacing) full(seconds, work float64, deadline time.Time) bool {
 // them. They respect the time of a submission, by the deadline of its call, and the limit of workgroups a dimension.
 func (d *Device) groupsFrom(s *Step, first int, deadline time.Time) (n int, grid [3]uint32) {
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
-	n = min(s.Groups-first, d.pacing.atOnce(d.Pipelines.Of(s.Kernel).Pace.Speed(), s.Each, deadline), dim*dim)
+	n = min(s.Groups-first, d.pacing.atOnce(d.Pipelines.Of(s.Kernel).Pace.Speed(), s.OpsPerGroup, deadline), dim*dim)
 	x := min(n, dim)
 	return n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}
 }

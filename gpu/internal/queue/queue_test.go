@@ -75,7 +75,7 @@ func TestSplitCoversAllWorkgroups(t *testing.T) {
 			}
 			next := 0
 			for next < c.total {
-				n, grid := d.groupsFrom(&Step{Kernel: shaders.Peak, Groups: c.total, Each: c.each}, next, time.Time{})
+				n, grid := d.groupsFrom(&Step{Kernel: shaders.Peak, Groups: c.total, OpsPerGroup: c.each}, next, time.Time{})
 				x, y := int(grid[0]), int(grid[1])
 				if n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
 					t.Fatalf("range %d+%d in a grid of %d x %d", next, n, x, y)

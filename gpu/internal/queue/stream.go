@@ -277,7 +277,7 @@ func shift(r cut.Run, a *cut.Staged) Step {
 		units, pairs = units/2, 1
 	}
 	return Step{
-		Kernel: shaders.Convert{}, Windows: []cut.Window{{Size: a.Size()}, {Size: a.Size()}}, Groups: (units + 255) / 256, Each: 256 * 40,
+		Kernel: shaders.Convert{}, Windows: []cut.Window{{Size: a.Size()}, {Size: a.Size()}}, Groups: (units + 255) / 256, OpsPerGroup: 256 * 40,
 		Params: &shaders.ConvertParams{
 			Heads: 1, Rows: 1, Units: units, All: units, Pairs: pairs, InType: int(shaders.F16), OutType: int(shaders.F16),
 			Src: shaders.Strides{Base: int(r.Lo % 4 / 2), D: 1}, O: shaders.Strides{Base: to, D: 1},
