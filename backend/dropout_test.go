@@ -24,8 +24,7 @@ func TestPhilox(t *testing.T) {
 	}
 }
 
-// TestDropoutShare counts the weights that are kept of 2^16 with a fixed seed: within 5 standard
-// deviations of 1-P.
+// TestDropoutShare counts the weights that are kept of 2^16 with a fixed seed: within 5 standard deviations of 1-P.
 func TestDropoutShare(t *testing.T) {
 	const n = 256
 	for _, p := range []float32{0, 0.1, 0.5, 0.9} {

@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// counted are the counts of a case by a loop over every pair, with the visibility rule of
-// the documentation.
+// counted are the counts of a case by a loop over every pair, with the visibility rule of the documentation.
 type counted struct{ pairs, flops, bytes, operands, square int64 }
 
 func countByLoop(d report.Case) counted {
@@ -54,8 +53,7 @@ func countByLoop(d report.Case) counted {
 	return n
 }
 
-// Operations, bytes and memory equal those of a loop over the visibility rule, for plans of
-// the CPU backend.
+// Operations, bytes and memory equal those of a loop over the visibility rule, for plans of the CPU backend.
 func TestCountsAreThoseOfALoop(t *testing.T) {
 	be := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer be.Close()
@@ -189,8 +187,7 @@ func TestPercentOfTheLimitingCeiling(t *testing.T) {
 	}
 }
 
-// Every option reaches the call, whose rows are checked in float64 with the same options,
-// and the report.
+// Every option reaches the call, whose rows are checked in float64 with the same options, and the report.
 func TestOptionsOfACase(t *testing.T) {
 	be := &roofed{fake: fake{name: "cpu"}, peak: 1e9, read: 1e9}
 	cfg := small(48)

@@ -233,8 +233,7 @@ func (m *device) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return err
 }
 
-// differentiator is a fake with gradients, which take three times as long as a call. One of the
-// results may be wrong.
+// differentiator is a fake with gradients, which take three times as long as a call. One of the results may be wrong.
 type differentiator struct {
 	fake
 	wrong string

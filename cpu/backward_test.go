@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// backwardOf returns a request for gradients of c, with random DO and DLSE, after a forward
-// call on be.
+// backwardOf returns a request for gradients of c, with random DO and DLSE, after a forward call on be.
 func backwardOf(t testing.TB, be *Backend, c backend.Call) *backend.Gradients {
 	t.Helper()
 	d := c.Dims()
@@ -23,8 +22,7 @@ func backwardOf(t testing.TB, be *Backend, c backend.Call) *backend.Gradients {
 		DQ: random(t, 22, c.Q.Shape()), DK: random(t, 23, c.K.Shape()), DV: random(t, 24, c.V.Shape())}
 }
 
-// everyGradient returns a request for all gradients of a call with most options, over more
-// than one chunk of keys.
+// everyGradient returns a request for all gradients of a call with most options, over more than one chunk of keys.
 func everyGradient(t testing.TB, be *Backend) *backend.Gradients {
 	t.Helper()
 	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 70, 1100, 24, 21

@@ -39,8 +39,7 @@ func TestCeilings(t *testing.T) {
 	})
 }
 
-// TestMemoryOfViews shows that a view's memory ends with its last element, whatever its
-// strides.
+// TestMemoryOfViews shows that a view's memory ends with its last element, whatever its strides.
 func TestMemoryOfViews(t *testing.T) {
 	x := must.Get(backend.AllocHost(backend.F32, backend.Shape{1, 2, 3, 4}))(t)
 	for _, c := range []struct {

@@ -36,8 +36,7 @@ func TestBatchIsDivided(t *testing.T) {
 	})
 }
 
-// TestBatchAllocates shows that the allocations of a batch depend on its calls, not on
-// their tasks.
+// TestBatchAllocates shows that the allocations of a batch depend on its calls, not on their tasks.
 func TestBatchAllocates(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

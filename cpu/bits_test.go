@@ -84,9 +84,8 @@ func testRowsAlone(t *testing.T, tier string) {
 	})
 }
 
-// TestAnyCompany shows that the bits of a row depend on nothing but the row: not on the
-// numbers of rows, heads and threads, its lane in a tile, the layout of the tile, nor the
-// goroutines that share its keys.
+// TestAnyCompany shows that the bits of a row depend on nothing but the row: not on the numbers of rows, heads and
+// threads, its lane in a tile, the layout of the tile, nor the goroutines that share its keys.
 func TestAnyCompany(t *testing.T) {
 	skipWithRace(t)
 	eachTier(t, testAnyCompany)

@@ -154,8 +154,7 @@ func TestCloseWaits(t *testing.T) {
 	must.Do(t, errors.Join(<-closed, <-closed))
 }
 
-// countedContext is a context that is cancelled after left calls of Err, and counts
-// the calls that come later.
+// countedContext is a context that is cancelled after left calls of Err, and counts the calls that come later.
 type countedContext struct {
 	context.Context
 	left, later atomic.Int64

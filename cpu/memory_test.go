@@ -35,9 +35,8 @@ func TestPeakMemory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector multiplies memory, so its peak is meaningless")
 	}
-	// A full call over 65,536 keys takes 10 seconds, and a minute on the gonum tier. With a
-	// window, the last 64 queries see all keys; the memory of a call depends on neither, as
-	// its plan shows.
+	// A full call over 65,536 keys takes 10 seconds, and a minute on the gonum tier. With a window, the last 64 queries
+	// see all keys; the memory of a call depends on neither, as its plan shows.
 	vector := !open(t, Options{}).kernels.OnlyKeyLanes
 	for _, c := range []struct {
 		name, tier string

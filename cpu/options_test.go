@@ -61,8 +61,7 @@ func TestOneRowOfManyHeads(t *testing.T) {
 	})
 }
 
-// drawOptions returns the nth of some calls of two heads, with a quarter of the options
-// each, and a description of it.
+// drawOptions returns the nth of some calls of two heads, with a quarter of the options each, and a description of it.
 func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c backend.Call) {
 	one := func(n ...int) int { return n[rng.IntN(len(n))] }
 	const heads = 2

@@ -2,6 +2,5 @@
 
 package cpu
 
-// raceEnabled reports whether the race detector is on, whose shadow memory and
-// sync.Pool are not those of a program.
+// raceEnabled reports whether the race detector is on, whose shadow memory and sync.Pool are not those of a program.
 const raceEnabled = true

@@ -11,8 +11,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestSmallProblems compares the bits of small problems with those that the engine
-// computes in tiles.
+// TestSmallProblems compares the bits of small problems with those that the engine computes in tiles.
 func TestSmallProblems(t *testing.T) { eachTier(t, testSmallProblems) }
 
 func testSmallProblems(t *testing.T, tier string) {

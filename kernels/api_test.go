@@ -54,8 +54,7 @@ func TestAPI(t *testing.T) {
 	}
 }
 
-// writeAPI writes the declarations of the package in dir, if it has one that can be imported and is
-// not of tests alone.
+// writeAPI writes the declarations of the package in dir, if it has one that can be imported and is not of tests alone.
 func writeAPI(to *bytes.Buffer, dir string) error {
 	platform := build.Default
 	platform.GOOS, platform.GOARCH, platform.CgoEnabled, platform.BuildTags = "linux", "amd64", true, nil
@@ -116,11 +115,10 @@ func writeAPI(to *bytes.Buffer, dir string) error {
 	return nil
 }
 
-// TestModules lists the modules that programs without a GPU download, those that import any of
-// kernels, the packages below it and cpu. go mod tidy loads the packages that a program needs and
-// the imports of their tests, but not the tests of packages that only tests import. Tests in other
-// modules are not looked at here. The GPU's libraries have 137 MB: tests that need one are in
-// kernels/internal/fronttest, which nothing imports, in gpu, bench and cmd.
+// TestModules lists the modules that programs without a GPU download, those that import any of kernels, the packages
+// below it and cpu. go mod tidy loads the packages that a program needs and the imports of their tests, but not the
+// tests of packages that only tests import. Tests in other modules are not looked at here. The GPU's libraries have 137
+// MB: tests that need one are in kernels/internal/fronttest, which nothing imports, in gpu, bench and cmd.
 func TestModules(t *testing.T) {
 	want := []string{"github.com/sbinet/npyio", "github.com/seed90331342/attn", "github.com/x448/float16", "go.uber.org/goleak",
 		"golang.org/x/sys", "gonum.org/v1/gonum", "pgregory.net/rapid"}
@@ -141,8 +139,7 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// TestReadmeHoldsTheExample: README contains the program of Example, which also imports gpu
-// there: see TestModules.
+// TestReadmeHoldsTheExample: README contains the program of Example, which also imports gpu there: see TestModules.
 func TestReadmeHoldsTheExample(t *testing.T) {
 	example := must.Get(os.ReadFile("example_test.go"))(t)
 	readme := must.Get(os.ReadFile("../README.md"))(t)

@@ -31,8 +31,7 @@ func ExampleDevice_AttentionFloat32() {
 	// Output: [1 2] [2 3]
 }
 
-// A call that runs many times is validated and planned once. With preallocated outputs its runs
-// do not allocate.
+// A call that runs many times is validated and planned once. With preallocated outputs its runs do not allocate.
 func ExampleDevice_Prepare() {
 	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
@@ -126,8 +125,7 @@ func ExampleOptions_packed() {
 	// [1.72 0.28]
 }
 
-// The gradients of the sum of all outputs with respect to v are the sums of the weights of each
-// key.
+// The gradients of the sum of all outputs with respect to v are the sums of the weights of each key.
 func ExampleCall_Backward() {
 	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
@@ -170,8 +168,7 @@ func ExampleDevice_Softmax() {
 	// output  [0.73 0.27 0.27 0.73]
 }
 
-// Keys that do not fit together are attended to in parts. Merging the results gives that of all
-// keys.
+// Keys that do not fit together are attended to in parts. Merging the results gives that of all keys.
 func ExampleDevice_Merge() {
 	ctx, dev := context.Background(), check(kernels.Open("cpu"))
 	defer dev.Close()
@@ -213,8 +210,7 @@ func ExampleDevice_TopWeights() {
 	// row 3: keys [3 2], weights [0.95 0.05]
 }
 
-// Several goroutines share a device, which is safe for concurrent use. A Call is not: each
-// goroutine prepares its own.
+// Several goroutines share a device, which is safe for concurrent use. A Call is not: each goroutine prepares its own.
 func ExampleDevice() {
 	dev := check(kernels.Open("cpu"))
 	defer dev.Close()

@@ -331,8 +331,7 @@ func TestOptionTable(t *testing.T) {
 	}
 }
 
-// TestPathsRefuse: functions refuse by name the options that they do not take, before they
-// reach the backend.
+// TestPathsRefuse: functions refuse by name the options that they do not take, before they reach the backend.
 func TestPathsRefuse(t *testing.T) {
 	dev, ctx := refusing(t), t.Context()
 	x := meta(t, F32, 1, 1, 1, 1)

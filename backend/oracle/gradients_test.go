@@ -91,8 +91,7 @@ func (s *small) loss() (sum float64) {
 	return sum
 }
 
-// TestDifferentiate: the gradients are the central differences of Solve, with every combination of the
-// options.
+// TestDifferentiate: the gradients are the central differences of Solve, with every combination of the options.
 func TestDifferentiate(t *testing.T) {
 	const set = 1 << 7
 	for options := range set {

@@ -14,8 +14,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// pictured is a report with two backends over five lengths, of which the second one
-// ran only the first three.
+// pictured is a report with two backends over five lengths, of which the second one ran only the first three.
 func pictured() *Report {
 	r := &Report{Schema: Schema, Environment: sample().Environment}
 	for b, name := range []string{"cpu", "gpu:0"} {

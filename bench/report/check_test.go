@@ -20,8 +20,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of
-// its rounds.
+// realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of its rounds.
 func realReport(t testing.TB) []byte {
 	return must.Get(os.ReadFile("testdata/real.json"))(t)
 }

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// reportOf is a report of one case. Its calls take seconds·noise, and the arithmetic between
-// them is disturbed alike.
+// reportOf is a report of one case. Its calls take seconds·noise, and the arithmetic between them is disturbed alike.
 func reportOf(seconds float64, rounds int, noise func(round, call int) float64) *Report {
 	m := Measurement{Backend: "cpu", Case: Case{Variant: "fused"}, Name: "f32/b1h8s256d64", Threads: 1, Status: OK}
 	for r := range rounds {
@@ -184,15 +183,13 @@ func noisy(percent float64, r *Report) *Report {
 	return r
 }
 
-// Of pairs of runs, Compare reports no change where there is none and finds one by 5% on a
-// quiet machine. The machines vary as measured ones do, and what varies from run to run or from
-// round to round is no independent draw of a call.
+// Of pairs of runs, Compare reports no change where there is none and finds one by 5% on a quiet machine. The machines
+// vary as measured ones do, and what varies from run to run or from round to round is no independent draw of a call.
 func TestPairsOfRuns(t *testing.T) {
 	const pairs, rounds = 200, 12
 	for _, tc := range []struct {
 		machine string
-		// run returns the factors of a run's rounds on the calls and on the arithmetic
-		// between them.
+		// run returns the factors of a run's rounds on the calls and on the arithmetic between them.
 		run    func(rng *rand.Rand) (calls, pace func() float64)
 		others float64 // percent of the CPU time that other processes use
 		// alarms limits the changes found where there is none, missed those of 5% not found.

@@ -79,8 +79,7 @@ func sample() *Report {
 	}
 }
 
-// golden compares text with a file in testdata; the environment variable
-// UPDATE_GOLDEN=1 writes it instead.
+// golden compares text with a file in testdata; the environment variable UPDATE_GOLDEN=1 writes it instead.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -277,8 +276,7 @@ func TestStagesInterval(t *testing.T) {
 	}
 }
 
-// benchstat reads two files of Go benchmark lines and finds the case that became
-// slower, by name.
+// benchstat reads two files of Go benchmark lines and finds the case that became slower, by name.
 func TestBenchstatReadsGoBench(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds benchstat")

@@ -97,9 +97,8 @@ func TestMakeTargets(t *testing.T) {
 	}
 }
 
-// TestChangelog: the sections of the changelog are Unreleased and then versions, the newest first
-// down to v0.1.0, each with its date or the remark that it has no tag yet, which only the newest
-// may have.
+// TestChangelog: the sections of the changelog are Unreleased and then versions, the newest first down to v0.1.0, each
+// with its date or the remark that it has no tag yet, which only the newest may have.
 func TestChangelog(t *testing.T) {
 	text := string(clitest.ReadFile(t, filepath.Join("..", "..", "CHANGELOG.md")))
 	var sections []string
@@ -161,8 +160,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// functionsOf returns the names of the tests and examples of a package or, with /..., below it, a
-// line each.
+// functionsOf returns the names of the tests and examples of a package or, with /..., below it, a line each.
 func functionsOf(t *testing.T, root, pattern string) (names string) {
 	dir, deep := strings.CutSuffix(pattern, "/...")
 	dir = filepath.Join(root, dir)
@@ -185,9 +183,8 @@ func functionsOf(t *testing.T, root, pattern string) (names string) {
 	return names
 }
 
-// TestOSSFuzz: the build script for OSS-Fuzz has each fuzz target of the tree, and its seeds match
-// files. Each target is as its compiler wants it: in the package itself, with a name that occurs in
-// one file of the folder.
+// TestOSSFuzz: the build script for OSS-Fuzz has each fuzz target of the tree, and its seeds match files. Each target
+// is as its compiler wants it: in the package itself, with a name that occurs in one file of the folder.
 func TestOSSFuzz(t *testing.T) {
 	root := filepath.Join("..", "..")
 	var want []string

@@ -54,8 +54,7 @@ func TestDevicesPlain(t *testing.T) {
 	}
 }
 
-// TestDevices lists the families of backends in both forms, including one without a
-// device.
+// TestDevices lists the families of backends in both forms, including one without a device.
 func TestDevices(t *testing.T) {
 	backend.Register("none", startedFamily)
 	out := mustRun(t, "devices")

@@ -74,9 +74,8 @@ func (c joined) AttentionInto(ctx context.Context, out kernels.Result, q kernels
 	return c.dev.Copy(ctx, []kernels.Tensor{out.O}, []kernels.Tensor{own})
 }
 
-// TestPerplexity prints what caches of few bits cost the trained model: its perplexity over texts that it wrote
-// itself, at temperature 1 with a cache in f32, and how far the distributions of the next token are from those
-// with that cache.
+// TestPerplexity prints what caches of few bits cost the trained model: its perplexity over texts that it wrote itself,
+// at temperature 1 with a cache in f32, and how far the distributions of the next token are from those with that cache.
 func TestPerplexity(t *testing.T) {
 	const tokens = 256
 	texts := make([][]int, 4)

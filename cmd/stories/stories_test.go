@@ -25,8 +25,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// expected is what the model writes greedily in 200 tokens, as llama2.c states it
-// (test_all.py, expected_stdout).
+// expected is what the model writes greedily in 200 tokens, as llama2.c states it (test_all.py, expected_stdout).
 const expected = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. " +
 	"She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. " +
 	"She said, \"I want to play with your ball, but I can't find it.\"\nLily was sad and didn't know what to do. She said, \"I'm sorry, Lily. " +
@@ -50,9 +49,8 @@ func eachTier(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// TestGreedy compares 200 tokens with llama2.c's, to the byte: on each CPU tier and on
-// WebGPU, one story and several, decoded from the first token or after a prompt. With
-// -short the GPU writes the last eight after a prompt.
+// TestGreedy compares 200 tokens with llama2.c's, to the byte: on each CPU tier and on WebGPU, one story and several,
+// decoded from the first token or after a prompt. With -short the GPU writes the last eight after a prompt.
 func TestGreedy(t *testing.T) {
 	greedy := func(t *testing.T, device string, batch, prompted int) {
 		t.Helper()
@@ -76,12 +74,10 @@ func TestGreedy(t *testing.T) {
 	})
 }
 
-// TestCaches feeds the expected text to caches of every kind, a token at a time, and
-// compares the logits, which are up to 20 in magnitude. Those of float32 caches have the
-// same bits as in one call over the whole text. The other caches store keys and values with
-// 11, 8 and about 8 bits; their bounds are four times the largest difference measured in 200
-// tokens: 0.024, 0.15 and 1.08. All but q8, whose logits are closer together than that, lead
-// to the same tokens.
+// TestCaches feeds the expected text to caches of every kind, a token at a time, and compares the logits, which are up
+// to 20 in magnitude. Those of float32 caches have the same bits as in one call over the whole text. The other caches
+// store keys and values with 11, 8 and about 8 bits; their bounds are four times the largest difference measured in 200
+// tokens: 0.024, 0.15 and 1.08. All but q8, whose logits are closer together than that, lead to the same tokens.
 func TestCaches(t *testing.T) {
 	eachTier(t, func(t *testing.T) {
 		steps := 200

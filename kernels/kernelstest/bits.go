@@ -217,8 +217,7 @@ func differIn(name string, want, got []float32) error {
 	return nil
 }
 
-// near fails when two answers for the rows of b differ by more than both bounds. The LSE of
-// got is greater by shift.
+// near fails when two answers for the rows of b differ by more than both bounds. The LSE of got is greater by shift.
 func near(t *testing.T, b *built, want, got answer, shift float64) {
 	t.Helper()
 	var worst oracle.Worst
@@ -261,9 +260,8 @@ func permuteRows(o operand, perm []int) operand {
 
 var updateDigests = flag.Bool("update-digests", false, "write the digests of output bits instead of comparing them")
 
-// digests holds output bits to the ones recorded in a file of "digest case" lines. It shows
-// that a change meant to keep results keeps them to the bit. The zero value, for backends
-// without a file, compares nothing.
+// digests holds output bits to the ones recorded in a file of "digest case" lines. It shows that a change meant to keep
+// results keeps them to the bit. The zero value, for backends without a file, compares nothing.
 type digests struct {
 	file  string
 	want  map[string]string // nil when nothing is recorded for this device

@@ -10,8 +10,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Layout is the memory layout of an operand. Gaps between rows are filled with NaN before the call and must
-// not change.
+// Layout is the memory layout of an operand. Gaps between rows are filled with NaN before the call and must not change.
 type Layout int
 
 const (
@@ -32,8 +31,7 @@ func (l Layout) String() string {
 	return [...]string{"contiguous", "bshd", "padded", "transposed", "swapped"}[l]
 }
 
-// place returns the strides and offset of shape in layout l, and the number of elements that
-// the memory needs.
+// place returns the strides and offset of shape in layout l, and the number of elements that the memory needs.
 func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
 	switch l {
 	case BSHD:
@@ -269,8 +267,7 @@ func (c Case) String() string {
 	return s
 }
 
-// broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s, whose axes of
-// length 1 are broadcast.
+// broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s, whose axes of length 1 are broadcast.
 func broadcastIndex(s backend.Shape, at ...int) int {
 	n := 0
 	for axis, l := range s {

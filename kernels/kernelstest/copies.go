@@ -128,8 +128,7 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 	})
 }
 
-// testCopyInOrder moves rows of a tensor one by one to the next row, and tests that an invalid
-// copy is refused.
+// testCopyInOrder moves rows of a tensor one by one to the next row, and tests that an invalid copy is refused.
 func testCopyInOrder(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	shape := backend.Shape{1, 2, 9, 7}
 	x := operand{shape, backend.F16, make([]float32, shape.Elements())}

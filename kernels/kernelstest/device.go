@@ -319,8 +319,7 @@ func (b *built) weightType() backend.DType {
 	return backend.F32
 }
 
-// lacks reports whether a mask or bias of shape s has no element for key j. The zero Shape
-// lacks none.
+// lacks reports whether a mask or bias of shape s has no element for key j. The zero Shape lacks none.
 func lacks(s backend.Shape, j int) bool { return s[backend.Dim] > 1 && j >= s[backend.Dim] }
 
 // forBatch returns the element of a batch, or the only element.

@@ -84,9 +84,8 @@ func testEdges(t *testing.T, dev *kernels.Device, h Harness) {
 	}
 }
 
-// testHeadSizes runs D and Dv on both sides of every tile edge, and the sizes of absorbed
-// multi-head latent attention, with enough rows for prefill and, at some sizes, few enough
-// for decoding.
+// testHeadSizes runs D and Dv on both sides of every tile edge, and the sizes of absorbed multi-head latent attention,
+// with enough rows for prefill and, at some sizes, few enough for decoding.
 func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 	for i, d := range append(edges, 80, 112, 576) {
 		if !h.edge(i) {
@@ -297,9 +296,8 @@ func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	})
 }
 
-// testAgainst compares two backends with each other on random problems. Each is within the bound
-// of the exact result, so that they differ by at most twice the bound; NaN and fully masked
-// rows are the same.
+// testAgainst compares two backends with each other on random problems. Each is within the bound of the exact result,
+// so that they differ by at most twice the bound; NaN and fully masked rows are the same.
 func testAgainst(t *testing.T, one, two *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := supported(one, drawCase(rt)).build()

@@ -179,8 +179,7 @@ func add32(x *float32, y float32, replace bool) {
 	*x += y
 }
 
-// TestGradientsFindMistakes: the gradients of float32 arithmetic pass every case, and each
-// mistake fails at least one.
+// TestGradientsFindMistakes: the gradients of float32 arithmetic pass every case, and each mistake fails at least one.
 func TestGradientsFindMistakes(t *testing.T) {
 	found := map[string]string{}
 	var worst [7]oracle.Worst // with outputs in float32

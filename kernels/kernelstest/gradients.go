@@ -22,8 +22,7 @@ type gradients [7][]float32
 
 var gradientNames = [7]string{"dq", "dk", "dv", "dbias", "drelative", "dslopes", "dsinks"}
 
-// gradientShapes returns the shapes of the gradients; the zero Shape for those that the case
-// lacks.
+// gradientShapes returns the shapes of the gradients; the zero Shape for those that the case lacks.
 func (b *built) gradientShapes() [7]backend.Shape {
 	s := [7]backend.Shape{b.q.shape, b.k.shape, b.v.shape, b.BiasShape, b.RelativeShape}
 	if n := len(b.Options.ALiBi); n > 0 {
@@ -43,9 +42,8 @@ func (b *built) gradientType(n int) backend.DType {
 	return [3]operand{b.q, b.k, b.v}[n].dtype
 }
 
-// loss draws do and dlse, the gradients of the outputs. They are NaN in rows whose lse is -Inf. Every third
-// case has no dlse. Every fifth case has a do in float32, some in the other 16-bit type, and the
-// others in the dtype of q.
+// loss draws do and dlse, the gradients of the outputs. They are NaN in rows whose lse is -Inf. Every third case has no
+// dlse. Every fifth case has a do in float32, some in the other 16-bit type, and the others in the dtype of q.
 func (b *built) loss(lse []float32) (do, dlse operand) {
 	rng := rand.New(rand.NewPCG(b.Seed, 0x67726164))
 	draw := func(last int, dtype backend.DType) operand {
@@ -208,8 +206,7 @@ func checkGradients(tb testing.TB, dev *kernels.Device, c Case) (worst [7]oracle
 	return worst, err
 }
 
-// CheckGradients runs the case forward and backward. It returns an error when a gradient is off by
-// more than its bound.
+// CheckGradients runs the case forward and backward. It returns an error when a gradient is off by more than its bound.
 func CheckGradients(tb testing.TB, dev *kernels.Device, c Case) error {
 	_, err := checkGradients(tb, dev, c)
 	return err

@@ -5,10 +5,9 @@
 //		kernelstest.Run(t, kernelstest.Harness{Open: open})
 //	}
 //
-// It compares results element by element with the float64 reference of package oracle,
-// within the bounds that are derived there, and tests properties that need no reference: a
-// row yields the same bits in any batch, keys may be permuted, values of 1 yield 1, partial
-// results merge.
+// It compares results element by element with the float64 reference of package oracle, within the bounds that are
+// derived there, and tests properties that need no reference: a row yields the same bits in any batch, keys may be
+// permuted, values of 1 yield 1, partial results merge.
 //
 // Read case.go first: a [Case] is one problem, and all tests are lists of them.
 //
@@ -68,10 +67,9 @@ type Extent struct {
 	Draws int
 	// AgainstDraws is the number of random problems to compare with Harness.Against; 0 means 1,000.
 	AgainstDraws int
-	// Small is the number of small random problems to compare with the oracle; 0 means 20, or
-	// one n-th with PairsEvery n. The gradients of a quarter as many are compared, and the
-	// results of a quarter as many histories of caches: at least 5 of each. With -short they
-	// are a hundredth, and at least 4.
+	// Small is the number of small random problems to compare with the oracle; 0 means 20, or one n-th with PairsEvery
+	// n. The gradients of a quarter as many are compared, and the results of a quarter as many histories of caches: at
+	// least 5 of each. With -short they are a hundredth, and at least 4.
 	Small int
 	// PairsEvery n > 1 runs only every n-th case of the long lists: [Pairs], trained models, listed
 	// keys, low precision and score mods. The first is case PairsFrom: paths with other numbers run other cases.

@@ -426,8 +426,7 @@ func sequence(t *testing.T, c *kvcache.Paged) *kvcache.Sequence {
 	return s
 }
 
-// testForks forks a sequence in the middle of a page, lets the forks diverge, and reads
-// their common prefix once.
+// testForks forks a sequence in the middle of a page, lets the forks diverge, and reads their common prefix once.
 func testForks(t *testing.T, s *history) {
 	c := must(kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: s.dims.Dim, ValueDim: s.dims.ValueDim, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope}))(t)
 	defer c.Release()

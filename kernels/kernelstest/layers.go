@@ -120,8 +120,7 @@ func headOf(c nn.MultiHeadConfig) int {
 	return c.Model / c.Heads
 }
 
-// num is a number in float64 and a bound on the error of the same number computed in
-// float32.
+// num is a number in float64 and a bound on the error of the same number computed in float32.
 type num struct{ x, err float64 }
 
 // stored adds the rounding of a store.
@@ -132,8 +131,7 @@ func (n num) stored(dtype backend.DType) num {
 	return n
 }
 
-// affine is x·w + b for one column of w. Its error is that of x times w, and that of the
-// sum (sumBound).
+// affine is x·w + b for one column of w. Its error is that of x times w, and that of the sum (sumBound).
 func affine(x []num, w func(i int) float64, b float64, dtype backend.DType) num {
 	y, abs := num{x: b}, math.Abs(b)
 	for i, n := range x {
@@ -169,9 +167,8 @@ func turned(row []num, r nn.RoPE, at int, dtype backend.DType) []num {
 	return out
 }
 
-// attend is one row of attention. Scores that are off by δ make each weight, after
-// normalising, off by expm1(2δ) of itself. To that comes package oracle's bound of the
-// arithmetic, for magnitudes as large as the errors may make them.
+// attend is one row of attention. Scores that are off by δ make each weight, after normalising, off by expm1(2δ) of
+// itself. To that comes package oracle's bound of the arithmetic, for magnitudes as large as the errors may make them.
 func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num, weights []num) {
 	scale := 1 / math.Sqrt(float64(len(q)))
 	s, top, delta, reach := make([]float64, len(k)), math.Inf(-1), 0.0, 0.0

@@ -180,8 +180,7 @@ func testHostOperands(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testPlan plans the named cases without memory and compares the numbers of pairs with a count
-// pair by pair.
+// testPlan plans the named cases without memory and compares the numbers of pairs with a count pair by pair.
 func testPlan(t *testing.T, dev *kernels.Device) {
 	incomplete := map[string]int{}
 	for _, c := range Cases() {
@@ -237,8 +236,7 @@ func lacksInPlan(p kernels.Plan, name string) string {
 	return ""
 }
 
-// testConcurrent runs several problems in several goroutines at once; each must yield the bits
-// of a run alone.
+// testConcurrent runs several problems in several goroutines at once; each must yield the bits of a run alone.
 func testConcurrent(t *testing.T, dev *kernels.Device) {
 	var cases []*onDevice
 	var alone []answer
@@ -282,8 +280,7 @@ func testCancel(t *testing.T, dev *kernels.Device) {
 		t.Errorf("with a cancelled context: error is %v, should be %v", err, context.Canceled)
 	}
 
-	// Far more work than any machine does in that time: 2·2·8·32768²·64 operations, more
-	// than 10^12.
+	// Far more work than any machine does in that time: 2·2·8·32768²·64 operations, more than 10^12.
 	big := backend.Shape{1, 8, 32768, 64}
 	x := must(dev.Alloc(t.Context(), backend.F32, big))(t)
 	defer x.Release()
@@ -300,8 +297,7 @@ func testCancel(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testRelease releases operands while a call runs: the call succeeds and the next one is
-// refused.
+// testRelease releases operands while a call runs: the call succeeds and the next one is refused.
 func testRelease(t *testing.T, dev *kernels.Device) {
 	s := backend.Shape{1, 2, 512, 32}
 	for range 5 {
@@ -345,8 +341,7 @@ func testClose(t *testing.T, h Harness) {
 	}
 }
 
-// testTransfer uploads and downloads tensors of every dtype, size and stride, and compares
-// their bits.
+// testTransfer uploads and downloads tensors of every dtype, size and stride, and compares their bits.
 func testTransfer(t *testing.T, dev *kernels.Device) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for _, n := range []int{1, 2, 3, 5, 8, 255, 4097} {

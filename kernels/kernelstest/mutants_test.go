@@ -191,8 +191,7 @@ func listedAs(b *built, r *oracle.Row, batch, h, i, g, n int) {
 	}
 }
 
-// hiddenByBlock returns the keys that a block mask hides from a row when the block is looked up
-// at a wrong place.
+// hiddenByBlock returns the keys that a block mask hides from a row when the block is looked up at a wrong place.
 func hiddenByBlock(b *built, batch, h, i int, place func(row, column int) (int, int)) func(j int) bool {
 	c := *b
 	c.blocks = nil
@@ -245,8 +244,7 @@ func solve(b *built, wrong mistake) (a answer) {
 	return a
 }
 
-// TestCasesFindMistakes: the correct answer passes every case, and each mistake fails at least
-// one.
+// TestCasesFindMistakes: the correct answer passes every case, and each mistake fails at least one.
 func TestCasesFindMistakes(t *testing.T) {
 	found := map[string]string{}
 	cases := slices.Concat(spanCases(), keyCases(), Pairs(), Cases())

@@ -267,8 +267,7 @@ func testMergeEdges(t *testing.T, dev *kernels.Device) {
 	sameBits(t, want, answer{o: read(t, dev, r.O), lse: read(t, dev, r.LSE)})
 }
 
-// mergeParts computes each part and merges from the left, ((a+b)+c), or from the right,
-// (a+(b+c)).
+// mergeParts computes each part and merges from the left, ((a+b)+c), or from the right, (a+(b+c)).
 func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	t.Helper()
 	b, dev := on.built, on.dev

@@ -76,10 +76,9 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 		same(t, "values", read(t, dev, v), join(w.Values), 0, 0)
 	}
 
-	// Printed numbers have an error of half their last digit. If inputs are printed with few
-	// digits, a score has the error of D products of two such numbers, which are below 1
-	// in these examples, and a weight has at most that error too, because the sum of its
-	// derivatives by the scores is at most 1/2.
+	// Printed numbers have an error of half their last digit. If inputs are printed with few digits, a score has the
+	// error of D products of two such numbers, which are below 1 in these examples, and a weight has at most that error
+	// too, because the sum of its derivatives by the scores is at most 1/2.
 	printed, inputs := 0.0, 0.0
 	scoreRel, softmaxRel := 0.0, 0.5e-7 // exact small integers; 8 digits
 	if w.Digits > 0 {
@@ -107,8 +106,7 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	defer r.Release()
 	weights := read(t, dev, r.Weights)
 	wantSoftmax, _ := flatten64(t, w.Softmax)
-	// 16: differences of scores up to 16 lose as many ulp (package oracle has the general
-	// bound).
+	// 16: differences of scores up to 16 lose as many ulp (package oracle has the general bound).
 	same(t, "softmax", weights, wantSoftmax, printed+inputs, softmaxRel+16*u)
 
 	o := must(dev.PV(t.Context(), r.Weights, v))(t)
@@ -139,8 +137,7 @@ func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights [
 	for j, queries := range w.WeightedRounded {
 		for i, channels := range queries {
 			for c, want := range channels {
-				// One rounding of the weight (0.9 is not a float32) and one of the
-				// product.
+				// One rounding of the weight (0.9 is not a float32) and one of the product.
 				if got := rounded[i*n+j] * values[j*dv+c]; !(math.Abs(float64(got)-want) <= 2*u*math.Abs(want)) {
 					t.Errorf("weighted_values_rounded[%d,%d,%d] is %v, should be %v", j, i, c, got, want)
 				}
@@ -152,9 +149,8 @@ func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights [
 	same(t, "outputs_rounded", read(t, dev, o), join(w.OutputsRounded), 0, 4*u)
 }
 
-// roundRows rounds weights to tenths whose sum in each row of n is 1, as in the example (whose
-// first row .06 .47 .47 becomes 0 .5 .5): all are rounded down, and the missing tenths are
-// added to the largest remainders.
+// roundRows rounds weights to tenths whose sum in each row of n is 1, as in the example (whose first row .06 .47 .47
+// becomes 0 .5 .5): all are rounded down, and the missing tenths are added to the largest remainders.
 func roundRows(weights []float32, n int) []float32 {
 	out := make([]float32, len(weights))
 	for at := 0; at < len(weights); at += n {

@@ -62,9 +62,8 @@ func (r *Recorder) Attention(ctx context.Context, calls ...*backend.Call) error 
 	return r.poisoned.Attention(ctx, calls...)
 }
 
-// Check compares the first recorded calls with the tensors name.q, name.k and name.v of a
-// file of testdata/models. They are stored in float16; other CPUs and tiers yield
-// numbers that differ in the last bits of float32.
+// Check compares the first recorded calls with the tensors name.q, name.k and name.v of a file of testdata/models. They
+// are stored in float16; other CPUs and tiers yield numbers that differ in the last bits of float32.
 func (r *Recorder) Check(file string, names []string) {
 	r.t.Helper()
 	if len(r.calls) < len(names) {

@@ -192,8 +192,7 @@ func testScoreMods(t *testing.T, dev *kernels.Device, h Harness) {
 	t.Run("positions", func(t *testing.T) { testModPositions(t, dev, h) })
 }
 
-// test runs the call with the score mod in place of the option, and compares it with the reference
-// of the option.
+// test runs the call with the score mod in place of the option, and compares it with the reference of the option.
 func (x *builtIn) test(t *testing.T, dev *kernels.Device) {
 	needs(t, dev, x.c)
 	b := x.c.build()

@@ -152,8 +152,7 @@ func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bo
 	}
 }
 
-// testScores compares scores at every point with the oracle, for the named cases and for some
-// with many options.
+// testScores compares scores at every point with the oracle, for the named cases and for some with many options.
 func testScores(t *testing.T, dev *kernels.Device) {
 	if !implements[backend.Scorer](dev) {
 		t.Skipf("%s has no scores", dev.Info().Name)
@@ -184,9 +183,8 @@ func testScores(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// compareScores compares scores at a point with the oracle. Its error bound has the terms of
-// package oracle: λ√D for the dot product, 3 for the scale, 8 for the softcap and 5 for the
-// biases, each times u and the magnitudes in it.
+// compareScores compares scores at a point with the oracle. Its error bound has the terms of package oracle: λ√D for
+// the dot product, 3 for the scale, 8 for the softcap and 5 for the biases, each times u and the magnitudes in it.
 func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
 	var worst oracle.Worst
 	var leak error

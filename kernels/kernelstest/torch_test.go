@@ -413,10 +413,9 @@ func TestTorchGradients(t *testing.T) {
 		peer.version, problems, elements/3, mine, exact, single)
 }
 
-// TestTorchMultiheadAttention compares layers of the CPU backend with PyTorch's
-// nn.MultiheadAttention in float64, with weights from a file of its state_dict: self and cross
-// attention, key_padding_mask, attn_mask, need_weights, add_zero_attn, in training and in
-// evaluation, for which PyTorch has another code path.
+// TestTorchMultiheadAttention compares layers of the CPU backend with PyTorch's nn.MultiheadAttention in float64, with
+// weights from a file of its state_dict: self and cross attention, key_padding_mask, attn_mask, need_weights,
+// add_zero_attn, in training and in evaluation, for which PyTorch has another code path.
 func TestTorchMultiheadAttention(t *testing.T) {
 	peer := startTorch(t)
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))

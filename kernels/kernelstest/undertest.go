@@ -279,8 +279,7 @@ func needsAll(t *testing.T, dev *kernels.Device, options ...string) {
 	}
 }
 
-// testUnsupported skips a test for each entry of Harness.Unsupported, and fails for those that the
-// backend supports.
+// testUnsupported skips a test for each entry of Harness.Unsupported, and fails for those that the backend supports.
 func testUnsupported(t *testing.T, dev *kernels.Device, list []string) {
 	for _, name := range list {
 		t.Run(name, func(t *testing.T) {

@@ -114,8 +114,7 @@ func (r refusing) Backward(ctx context.Context, g *backend.Gradients) error {
 	return r.Backend.Backward(ctx, g)
 }
 
-// TestUnsupported: a backend without some options passes the suite with these in
-// Harness.Unsupported.
+// TestUnsupported: a backend without some options passes the suite with these in Harness.Unsupported.
 func TestUnsupported(t *testing.T) {
 	var all []string
 	for _, o := range optionals {

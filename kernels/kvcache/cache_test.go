@@ -211,8 +211,7 @@ func TestCallOptions(t *testing.T) {
 	must.Fail(t, "rewind forward", empty.Rewind(1, 1), kernels.ErrOption)
 }
 
-// TestConcurrent creates, forks, grows, frees and attends to sequences of one paged cache
-// from several goroutines.
+// TestConcurrent creates, forks, grows, frees and attends to sequences of one paged cache from several goroutines.
 func TestConcurrent(t *testing.T) {
 	dev := onCPU(t, cpu.Options{Threads: 2})
 	const pages = 64

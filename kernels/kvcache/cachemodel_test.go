@@ -15,9 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
-// TestCacheModel compares a contiguous cache, after random appends, failed appends,
-// rewinds, keeps, resets and attention calls, with a model that has all tokens of each sequence,
-// with and without a window.
+// TestCacheModel compares a contiguous cache, after random appends, failed appends, rewinds, keeps, resets and
+// attention calls, with a model that has all tokens of each sequence, with and without a window.
 func TestCacheModel(t *testing.T) {
 	be := cpu.New(cpu.Options{})
 	defer be.Close()
@@ -152,8 +151,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 	m.compare(t, r, m.seqs, qd, 1, opt, same)
 }
 
-// TestAppendWritesTogether: equally long sequences of a Cache are appended to by one copy of
-// keys and one of values.
+// TestAppendWritesTogether: equally long sequences of a Cache are appended to by one copy of keys and one of values.
 func TestAppendWritesTogether(t *testing.T) {
 	be := cpu.New(cpu.Options{})
 	defer be.Close()

@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// Each step appends the keys and values of its new tokens, and attends from their queries to all
-// tokens so far.
+// Each step appends the keys and values of its new tokens, and attends from their queries to all tokens so far.
 func Example() {
 	ctx := context.Background()
 	dev, err := kernels.Open("cpu")
@@ -51,9 +50,8 @@ func Example() {
 	// [3] [3]
 }
 
-// Speculative decoding: a draft model proposes a tree of seven tokens. One call attends from all
-// of them, each to the tokens before the tree, to its ancestors and to itself. Then the path that
-// the model accepts stays.
+// Speculative decoding: a draft model proposes a tree of seven tokens. One call attends from all of them, each to the
+// tokens before the tree, to its ancestors and to itself. Then the path that the model accepts stays.
 func Example_speculation() {
 	ctx := context.Background()
 	dev, err := kernels.Open("cpu")
@@ -174,8 +172,7 @@ func ExampleCache() {
 	// 7 tokens: [0.29 -1.22 -0.54]
 }
 
-// A prompt is stored once for all the answers that fork from it. Their own tokens go to
-// pages of their own.
+// A prompt is stored once for all the answers that fork from it. Their own tokens go to pages of their own.
 func ExamplePaged() {
 	ctx := context.Background()
 	dev, err := kernels.Open("cpu")

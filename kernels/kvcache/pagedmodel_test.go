@@ -15,9 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// TestPagedModel compares a paged cache, after random appends, forks, rewinds, keeps,
-// frees and attention calls, with a model that has the tokens of each sequence in slices of its own, on each
-// tier of the CPU.
+// TestPagedModel compares a paged cache, after random appends, forks, rewinds, keeps, frees and attention calls, with a
+// model that has the tokens of each sequence in slices of its own, on each tier of the CPU.
 func TestPagedModel(t *testing.T) {
 	for _, tier := range cpu.Tiers() {
 		t.Run(tier, func(t *testing.T) {
@@ -180,9 +179,8 @@ func tokens(t *rapid.T, sequences, heads, n int) (kernels.Tensor, []float32) {
 	return x, data
 }
 
-// append appends at most so many drawn tokens while copies may fail. Adjacent rows and pages are
-// written by one copy, so an append may need fewer copies than succeed. It returns the counts of
-// tokens and the error of the append.
+// append appends at most so many drawn tokens while copies may fail. Adjacent rows and pages are written by one copy,
+// so an append may need fewer copies than succeed. It returns the counts of tokens and the error of the append.
 func (m *machine) append(t *rapid.T, c nn.KVCache, of []*modelled, most int) (count []int, err error) {
 	n := rapid.IntRange(1, most).Draw(t, "tokens")
 	k, kd := tokens(t, len(of), modelHeads, n)

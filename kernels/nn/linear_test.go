@@ -11,8 +11,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// TestSlices compares ApplyFloat32 of a layer of attention with Apply: two batches of three
-// rows, with weights.
+// TestSlices compares ApplyFloat32 of a layer of attention with Apply: two batches of three rows, with weights.
 func TestSlices(t *testing.T) {
 	dev, ctx := onCPU(t), t.Context()
 	c := nn.MultiHeadConfig{Model: 8, Heads: 2}

@@ -61,8 +61,7 @@ func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiH
 	return l
 }
 
-// TestLayersReleaseTheirMemory fails calls at each allocation in turn: earlier allocations
-// are released.
+// TestLayersReleaseTheirMemory fails calls at each allocation in turn: earlier allocations are released.
 func TestLayersReleaseTheirMemory(t *testing.T) {
 	all := with(func(c *nn.MultiHeadConfig) { c.Norm, c.KeysAsValues = &nn.Norm{Values: true}, true })
 	for _, c := range []struct {

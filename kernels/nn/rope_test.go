@@ -52,9 +52,8 @@ func ExampleRoPE() {
 // twoPi is 2π (OEIS A019692), more digits than any angle here needs.
 const twoPi = "6.28318530717958647692528676655900576839433879875021164194988918461563281257241799725606965068423413596"
 
-// TestAnglesFarOut compares angles at positions up to 2^30 with exact ones: with base
-// 10,000 and 8 elements θ is 1, 1/10, 1/100 and 1/1000, and t·θ is a fraction that can be
-// reduced by 2π without an error.
+// TestAnglesFarOut compares angles at positions up to 2^30 with exact ones: with base 10,000 and 8 elements θ is 1,
+// 1/10, 1/100 and 1/1000, and t·θ is a fraction that can be reduced by 2π without an error.
 func TestAnglesFarOut(t *testing.T) {
 	dev := onCPU(t)
 	turn, ok := new(big.Rat).SetString(twoPi)

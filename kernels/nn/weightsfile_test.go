@@ -85,8 +85,7 @@ func (f *full) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestWriteRefuses: wrong weights are found before anything is written, and errors of the
-// writer are returned.
+// TestWriteRefuses: wrong weights are found before anything is written, and errors of the writer are returned.
 func TestWriteRefuses(t *testing.T) {
 	released, turned, half := fresh(t, 2), fresh(t, 3), fresh(t, 4)
 	released.Wo.Release()

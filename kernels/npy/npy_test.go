@@ -93,8 +93,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestHeadersOfOtherWriters parses dicts in the forms that numpy accepts, and refuses
-// others.
+// TestHeadersOfOtherWriters parses dicts in the forms that numpy accepts, and refuses others.
 func TestHeadersOfOtherWriters(t *testing.T) {
 	for _, c := range []struct {
 		dict     string

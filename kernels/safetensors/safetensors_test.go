@@ -154,8 +154,7 @@ func TestReadHeaderRefuses(t *testing.T) {
 	must.Fail(t, "no memory", must.Err(ReadHeader(bytes.NewReader(content), int64(len(content)))), backend.ErrMemory)
 }
 
-// FuzzHeader reads arbitrary files: each tensor lies in the file, has the bytes of its shape
-// and no byte of another.
+// FuzzHeader reads arbitrary files: each tensor lies in the file, has the bytes of its shape and no byte of another.
 func FuzzHeader(f *testing.F) {
 	f.Add(example())
 	f.Add(file("{}"))

@@ -31,15 +31,13 @@ const (
 	durationEnv = "ATTN_SOAK" // such as 10m
 	duration    = 20 * time.Second
 	goroutines  = 16
-	// rounds is the least number of times that all work stops to read what the process holds,
-	// with a device opened by each goroutine at once. A window is half of them and at least as
-	// many opens as level, however long a busy machine takes. Drivers and the Go runtime keep
-	// the most memory and threads that they ever used, so the first windows may grow; what
-	// leaks grows in every one of windows.
+	// rounds is the least number of times that all work stops to read what the process holds, with a device opened by
+	// each goroutine at once. A window is half of them and at least as many opens as level, however long a busy machine
+	// takes. Drivers and the Go runtime keep the most memory and threads that they ever used, so the first windows may
+	// grow; what leaks grows in every one of windows.
 	rounds, level, windows = 8, 128, 6
-	// Within a window memory may grow by byChance, what the garbage collector and the C
-	// allocator keep at times, and by perOpen for each closed device: 2 KiB were measured
-	// with Mesa's driver.
+	// Within a window memory may grow by byChance, what the garbage collector and the C allocator keep at times, and by
+	// perOpen for each closed device: 2 KiB were measured with Mesa's driver.
 	byChance, perOpen = 16 << 20, 16 << 10
 )
 
@@ -63,9 +61,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// TestSoak runs calls, caches, opens, cancelled calls and refused memory at once. Results
-// have the bits of a first run alone, and memory, threads, goroutines and file descriptors
-// become level.
+// TestSoak runs calls, caches, opens, cancelled calls and refused memory at once. Results have the bits of a first run
+// alone, and memory, threads, goroutines and file descriptors become level.
 func TestSoak(t *testing.T) {
 	total := duration
 	switch text := os.Getenv(durationEnv); {
@@ -283,8 +280,7 @@ func attend(ctx context.Context, dev *kernels.Device, n int) []float32 {
 	return must(dev.AttentionFloat32(ctx, p.dims, kernels.BHSD, numbers(1, batch*p.dims.Heads*p.dims.SeqQ*p.dims.Dim), numbers(2, kv), numbers(3, kv), p.opt))
 }
 
-// generate appends a few tokens to a paged cache of two sequences, one of them a fork, and
-// attends from them.
+// generate appends a few tokens to a paged cache of two sequences, one of them a fork, and attends from them.
 func generate(ctx context.Context, dev *kernels.Device, n int) (all []float32) {
 	heads, dim := problems[n].dims.Heads, problems[n].dims.Dim
 	c := must(kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: dim, PageSize: 4, Pages: 12}))
@@ -334,8 +330,7 @@ func (h held) String() string {
 	return fmt.Sprintf("%d MiB, %d opens, %d threads, %d goroutines, %d files", h.bytes>>20, h.opens, h.threads, h.goroutines, h.files)
 }
 
-// hold reads what the process holds; memory, threads and files are 0 where the system does
-// not report them.
+// hold reads what the process holds; memory, threads and files are 0 where the system does not report them.
 func hold() held {
 	runtime.GC() // forgotten tensors are freed after the collection that finds them
 	threads, _ := os.ReadDir("/proc/self/task")

@@ -67,8 +67,7 @@ func newSet(dev *kernels.Device, c kernelstest.Case, variant int) *set {
 	return &set{Operands: c.Put(quick{}, dev)}
 }
 
-// drawCase draws a call that a device can plan: any with few rows, or a plain one that may have
-// more.
+// drawCase draws a call that a device can plan: any with few rows, or a plain one that may have more.
 func drawCase(rng *rand.Rand, onGPU bool) (c kernelstest.Case) {
 	meter := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer meter.Close()
@@ -139,8 +138,7 @@ func (a *actor) may(d *opened, f func()) {
 	}
 }
 
-// work is a step that computes. It takes the operands s, and a call c of them, unless the step
-// prepares its own.
+// work is a step that computes. It takes the operands s, and a call c of them, unless the step prepares its own.
 type work func(h *history, ctx context.Context, dev *kernels.Device, s *set, c *kernels.Call) [][]float32
 
 // compute runs w, of case n, on shared operands or with the prepared call.
@@ -542,8 +540,7 @@ func (a *actor) attend(rng *rand.Rand, own []*chain) {
 			return nil
 		})[0]
 	}
-	// A window and a shared prefix have the sums in another order than alone: they are within
-	// the bound of float64.
+	// A window and a shared prefix have the sums in another order than alone: they are within the bound of float64.
 	opt := kvcache.CallOptions{Count: count, SharePrefix: cfg.Window == 0 && cfg.RoPE == nil && rng.IntN(3) == 0}
 	alone := func(dev *kernels.Device, i int, q, got []float32) []float32 {
 		ctx, n, tokens := context.Background(), count[i], tokens[i]

@@ -21,10 +21,9 @@ var (
 
 const callers = 50
 
-// BenchmarkDeadline runs 50 calls at once. "late" gives each a deadline of 5 to 250
-// milliseconds and reports how late calls that it ends return, and how late a goroutine
-// wakes that only sleeps, in milliseconds. "throughput" runs the same calls without
-// deadlines: 25 long ones next to 25 times 40 short ones.
+// BenchmarkDeadline runs 50 calls at once. "late" gives each a deadline of 5 to 250 milliseconds and reports how late
+// calls that it ends return, and how late a goroutine wakes that only sleeps, in milliseconds. "throughput" runs the
+// same calls without deadlines: 25 long ones next to 25 times 40 short ones.
 //
 //	go test -run '^$' -bench Deadline -benchtime 5x ./bench/internal/speed
 func BenchmarkDeadline(b *testing.B) {

@@ -154,9 +154,8 @@ func plainLoop(o, q, k, v, s []float32, seq, dim int, scale float32) {
 	}
 }
 
-// benchStep measures the halves of a step of generation: 64 tokens, 8 heads of 64 elements.
-// µs/over is the time that attention takes in addition to the backend's call, and
-// allocs/step must be 0.
+// benchStep measures the halves of a step of generation: 64 tokens, 8 heads of 64 elements. µs/over is the time that
+// attention takes in addition to the backend's call, and allocs/step must be 0.
 func benchStep(b *testing.B, rope kvcache.Rotary) {
 	const heads, dim, tokens = 8, 64, 64
 	dev, ctx := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1})), b.Context()
@@ -212,8 +211,7 @@ func benchStep(b *testing.B, rope kvcache.Rotary) {
 	}
 }
 
-// benchCancel cancels a call that returns weights at sixteen points in turn, and reports
-// the time until it returns.
+// benchCancel cancels a call that returns weights at sixteen points in turn, and reports the time until it returns.
 func benchCancel(b *testing.B, threads int) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: threads}))
 	defer dev.Close()

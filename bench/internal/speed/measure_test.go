@@ -1,6 +1,5 @@
-// Package speed measures attention on the CPU next to the machine's ceilings. It calls
-// exported functions alone, so that bench/turns.sh can run the same benchmarks at two
-// revisions.
+// Package speed measures attention on the CPU next to the machine's ceilings. It calls exported functions alone, so
+// that bench/turns.sh can run the same benchmarks at two revisions.
 package speed
 
 import (
@@ -61,10 +60,9 @@ func perCall(run func() error) float64 {
 	return time.Since(start).Seconds() / float64(calls)
 }
 
-// measure reports the medians of turns of j. A turn measures the machine's ceilings, base
-// unless it is nil, and j. The ceiling of j is the longer of two times: that of its
-// operations at the FMA peak of the tier, and that of its reads at the bandwidth at which
-// the same tensors can be read from where they are.
+// measure reports the medians of turns of j. A turn measures the machine's ceilings, base unless it is nil, and j. The
+// ceiling of j is the longer of two times: that of its operations at the FMA peak of the tier, and that of its reads at
+// the bandwidth at which the same tensors can be read from where they are.
 //
 //	ns/op         a call
 //	%ofCeiling    the ceiling in percent of the time of a call

@@ -173,8 +173,7 @@ func benchRegions(b *testing.B, opt kernels.Options, backward bool) {
 	measure(b, be, job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []kernels.Tensor{c.K, c.V}}, &base, 60)
 }
 
-// BenchmarkBackward measures gradients of q, k and v: 2.5 times the operations of the
-// forward call.
+// BenchmarkBackward measures gradients of q, k and v: 2.5 times the operations of the forward call.
 func BenchmarkBackward(b *testing.B) {
 	for _, r := range []row{
 		{sq: 1024, dim: 64, want: [2]float64{78, 78}},
@@ -196,8 +195,7 @@ func BenchmarkBackward(b *testing.B) {
 	}
 }
 
-// BenchmarkGradients is BenchmarkOptions for gradients of q, k and v, and for those of
-// options.
+// BenchmarkGradients is BenchmarkOptions for gradients of q, k and v, and for those of options.
 func BenchmarkGradients(b *testing.B) {
 	const heads, s = 8, 2048
 	base := row{sq: s, dim: 64, backward: true}

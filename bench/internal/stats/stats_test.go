@@ -49,10 +49,9 @@ func TestMedianInterval(t *testing.T) {
 	}
 }
 
-// The intervals cover the median with their confidence. One of independent values may have any
-// distribution. One of drifting values covers it with 95% for independent measurements, and with
-// 90% for a drift of which half remains from one measurement to the next, where order statistics
-// miss it more often.
+// The intervals cover the median with their confidence. One of independent values may have any distribution. One of
+// drifting values covers it with 95% for independent measurements, and with 90% for a drift of which half remains from
+// one measurement to the next, where order statistics miss it more often.
 func TestIntervalsHoldTheMedian(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	const trials = 4000

@@ -13,8 +13,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestPipes reads a pipe to its end. Without a writer, the end of the context ends the
-// wait. Open refuses it at once.
+// TestPipes reads a pipe to its end. Without a writer, the end of the context ends the wait. Open refuses it at once.
 func TestPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestSampleFrequencies compares frequencies of drawn tokens with their probabilities,
-// within five standard deviations.
+// TestSampleFrequencies compares frequencies of drawn tokens with their probabilities, within five standard deviations.
 func TestSampleFrequencies(t *testing.T) {
 	const n, temperature = 20000, 0.5
 	logits := []float32{1, -1, 0.5, float32(math.Inf(-1)), 1}

@@ -1,5 +1,4 @@
-// Package notice compares the NOTICE files, and the table of attn version, with the licences of what
-// binaries contain.
+// Package notice compares the NOTICE files, and the table of attn version, with the licences of what binaries contain.
 package notice
 
 import (
@@ -57,8 +56,7 @@ var crates = map[string]string{
 // TestLicences: each module that commands or tests link has a licence that is known.
 func TestLicences(t *testing.T) { linked(t, cmds, "-test", "../...") }
 
-// TestCrates compares the list of crates with the paths that the compiler left in the
-// prebuilt libraries.
+// TestCrates compares the list of crates with the paths that the compiler left in the prebuilt libraries.
 func TestCrates(t *testing.T) {
 	dir := moduleDir(t, "github.com/rajveermalviya/go-webgpu/wgpu")
 	found := map[string]bool{}

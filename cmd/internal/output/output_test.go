@@ -52,8 +52,7 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// TestSet replaces one file, with its permissions, and creates another: both have their new content after
-// Commit.
+// TestSet replaces one file, with its permissions, and creates another: both have their new content after Commit.
 func TestSet(t *testing.T) {
 	dir, a := oldFile(t)
 	b := filepath.Join(dir, "b")

@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestPipes: a pipe is written to and stays a pipe. Without a reader, the end of the
-// context ends the wait.
+// TestPipes: a pipe is written to and stays a pipe. Without a reader, the end of the context ends the wait.
 func TestPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

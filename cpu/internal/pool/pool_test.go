@@ -57,10 +57,9 @@ func run(t *testing.T, calls *sync.WaitGroup, p *Pool, tasks, threads int, f job
 
 var errFail = errors.New("a task failed")
 
-// TestEachTaskOnce shows that each task is computed once, whatever the number of
-// concurrent calls and of their threads, whether goroutines pass their cores at each pause
-// or never, that at most GOMAXPROCS compute at one time, and that the error of a task ends
-// its call and no other.
+// TestEachTaskOnce shows that each task is computed once, whatever the number of concurrent calls and of their threads,
+// whether goroutines pass their cores at each pause or never, that at most GOMAXPROCS compute at one time, and that the
+// error of a task ends its call and no other.
 func TestEachTaskOnce(t *testing.T) {
 	for _, slice := range []time.Duration{0, time.Hour} {
 		p := open(t, 3, slice)
@@ -250,8 +249,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestGOMAXPROCSChanges shows that calls of one task use the cores that a program adds after
-// the first call.
+// TestGOMAXPROCSChanges shows that calls of one task use the cores that a program adds after the first call.
 func TestGOMAXPROCSChanges(t *testing.T) {
 	p := open(t, 1, time.Hour)
 	must.Do(t, p.Run(t.Context(), job(nothing), 0, 1, 1))
@@ -264,8 +262,7 @@ type doneContext struct{ context.Context }
 
 func (doneContext) Done() <-chan struct{} { panic("injected") }
 
-// TestPanicOfTheContext shows that a context that panics where a call begins to wait leaves
-// the queue as it was.
+// TestPanicOfTheContext shows that a context that panics where a call begins to wait leaves the queue as it was.
 func TestPanicOfTheContext(t *testing.T) {
 	p := open(t, 1, 0)
 	release := occupy(t, p, 1)
@@ -301,8 +298,7 @@ func TestUsers(t *testing.T) {
 	}
 }
 
-// TestCloseNextToOpen shows that Close does not wait for the workers once there is another user,
-// which keeps them.
+// TestCloseNextToOpen shows that Close does not wait for the workers once there is another user, which keeps them.
 func TestCloseNextToOpen(t *testing.T) {
 	for range 1000 {
 		p := open(t, 2, timeSlice)
@@ -322,8 +318,7 @@ func TestCloseNextToOpen(t *testing.T) {
 	}
 }
 
-// TestScratchAligned shows that slices of scratch are disjoint and start on a cache
-// line.
+// TestScratchAligned shows that slices of scratch are disjoint and start on a cache line.
 func TestScratchAligned(t *testing.T) {
 	w := scratches.Get().(*Scratch)
 	must.Do(t, w.Grow(1000))

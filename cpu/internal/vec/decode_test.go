@@ -72,8 +72,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 	})
 }
 
-// inRuns returns n rows of k, copied to runs of their own whose lengths are multiples
-// of by and at most long.
+// inRuns returns n rows of k, copied to runs of their own whose lengths are multiples of by and at most long.
 func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by, long int, k []T, ld, n, d int) (runs []Run) {
 	for at := 0; at < n; {
 		m := min(long, by*(1+rng.IntN((n-at)/by)))
@@ -84,8 +83,7 @@ func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by, long int, k []T, ld, 
 	return runs
 }
 
-// TestDecodeNarrow shows that kernels that convert keys and values yield the bits of
-// converting them first.
+// TestDecodeNarrow shows that kernels that convert keys and values yield the bits of converting them first.
 func TestDecodeNarrow(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := 9 * x.Lanes // runs of more than 4 vectors of keys, which neon takes at once

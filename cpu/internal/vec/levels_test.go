@@ -13,11 +13,10 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// BenchmarkLevels shows what binds the products of few query rows with keys or values of 128
-// elements: the rate at which a kernel reads them from the second-level cache, where
-// its arithmetic binds, from 32 MiB, which large last-level caches hold, and from 512 MiB. GB/s
-// is next to readGB/s, that of a loop that reads the same memory and computes nothing.
-// %ofBoth is the rate in percent of the smaller one of readGB/s and the kernel's rate from the
+// BenchmarkLevels shows what binds the products of few query rows with keys or values of 128 elements: the rate at
+// which a kernel reads them from the second-level cache, where its arithmetic binds, from 32 MiB, which large
+// last-level caches hold, and from 512 MiB. GB/s is next to readGB/s, that of a loop that reads the same memory and
+// computes nothing. %ofBoth is the rate in percent of the smaller one of readGB/s and the kernel's rate from the
 // second-level cache: 100 if reads and arithmetic overlap completely. Medians of turns.
 //
 //	go test -run '^$' -bench Levels -benchtime 5x ./cpu/internal/vec

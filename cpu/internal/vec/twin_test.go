@@ -92,8 +92,7 @@ func (t twin) values(rows int) valuesFunc {
 	}
 }
 
-// expCoefficients are those of 1 + c1·f + ... + c6·f⁶ for 2^f on [0, 1]; the
-// generator's remez computes them.
+// expCoefficients are those of 1 + c1·f + ... + c6·f⁶ for 2^f on [0, 1]; the generator's remez computes them.
 var expCoefficients = [7]float32{1, 0.693147063, 0.240229309, 0.0554852821, 0.00967545155, 0.0012467847, 0.000216129149}
 
 // power returns 2^y as the assembly does.

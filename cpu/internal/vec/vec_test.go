@@ -9,8 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// eachTier runs f for each tier that the machine has, and for its tables with narrower
-// tiles, with their twins.
+// eachTier runs f for each tier that the machine has, and for its tables with narrower tiles, with their twins.
 func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
 	each(t, withNarrow(Tiers()), f)
 }

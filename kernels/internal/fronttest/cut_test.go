@@ -87,8 +87,7 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 	})
 }
 
-// TestCheckSeesSegments: Check finds a result computed without the segments, and a weight
-// outside of the row's segment.
+// TestCheckSeesSegments: Check finds a result computed without the segments, and a weight outside of the row's segment.
 func TestCheckSeesSegments(t *testing.T) {
 	dev := onCPU(t)
 	s := kernels.Shape{1, 2, 150, 8}

@@ -97,8 +97,7 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 	})
 }
 
-// TestCheck: a correct result passes in every output, and Check names a wrong element of a row
-// that it recomputes.
+// TestCheck: a correct result passes in every output, and Check names a wrong element of a row that it recomputes.
 func TestCheck(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		s := kernels.Shape{2, 4, 40, 16}

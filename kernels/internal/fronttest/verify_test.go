@@ -88,9 +88,8 @@ func TestVerify(t *testing.T) {
 	})
 }
 
-// TestNothingPanics calls every exported method of Device, Call, caches and layers with zero
-// values, on devices without a backend, closed and open ones, on zero values of these types,
-// with and without a context.
+// TestNothingPanics calls every exported method of Device, Call, caches and layers with zero values, on devices without
+// a backend, closed and open ones, on zero values of these types, with and without a context.
 func TestNothingPanics(t *testing.T) {
 	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
 	closed.Close()

@@ -190,8 +190,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// interrupting is a device on which Ctrl-C is pressed in the 60th call, when the
-// warm-up is over.
+// interrupting is a device on which Ctrl-C is pressed in the 60th call, when the warm-up is over.
 type interrupting struct {
 	backend.Backend
 	cancel context.CancelFunc

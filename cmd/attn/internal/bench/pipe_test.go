@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/bench/report"
 )
 
-// TestBenchIntoPipe writes one report of two cases into a pipe, and the table into a
-// device. Both stay.
+// TestBenchIntoPipe writes one report of two cases into a pipe, and the table into a device. Both stay.
 func TestBenchIntoPipe(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

@@ -85,8 +85,7 @@ func TestExplainProjectionBias(t *testing.T) {
 	clitest.Contains(t, out, "w_query", "b_query", "Queries = x · w_query + b_query", "Keys = x · w_key + b_key", "  query one\n", "scores: 4 numbers agree")
 }
 
-// TestExplainRounding: rounding that float32 cannot avoid is no difference, and weights that
-// underflow are 0.
+// TestExplainRounding: rounding that float32 cannot avoid is no difference, and weights that underflow are 0.
 func TestExplainRounding(t *testing.T) {
 	for _, text := range []string{`{"x": [[1000]], "w_query": [[1]], "b_query": [0.1]}`, `{"x": [[0], [15]], "scale": 1, "softmax": [[0.5, 0.5], [0, 1]]}`} {
 		mustRun(t, "explain", "--backend=cpu", clitest.WriteFile(t, t.TempDir(), "x.json", []byte(text)))

@@ -85,8 +85,7 @@ func (a allocating) Alloc(ctx context.Context, d kernels.DType, s kernels.Shape)
 	return a.Backend.Alloc(ctx, d, s)
 }
 
-// TestHeatmapMemory draws a long range without its weights in memory, which would take
-// 1 GiB.
+// TestHeatmapMemory draws a long range without its weights in memory, which would take 1 GiB.
 func TestHeatmapMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: takes seconds on long sequences")
@@ -142,8 +141,7 @@ func TestHeatmapCommand(t *testing.T) {
 	}
 }
 
-// TestHeatmapLayout draws the second of two heads in [B,S,H,D] files, with a mask that
-// hides key 0 from its query.
+// TestHeatmapLayout draws the second of two heads in [B,S,H,D] files, with a mask that hides key 0 from its query.
 func TestHeatmapLayout(t *testing.T) {
 	dir := t.TempDir()
 	const n = 5
@@ -230,8 +228,7 @@ func TestHeatmapSVG(t *testing.T) {
 	}
 }
 
-// svgElements parses an SVG file. It returns the number of elements of each name, and
-// their texts.
+// svgElements parses an SVG file. It returns the number of elements of each name, and their texts.
 func svgElements(t *testing.T, path string) (count map[string]int, text []string) {
 	t.Helper()
 	data := clitest.ReadFile(t, path)

@@ -169,8 +169,7 @@ func TestRunBadOptions(t *testing.T) {
 	}
 }
 
-// TestRunFailuresLeaveNothing fails during the call: the output of an earlier run
-// stays as it was.
+// TestRunFailuresLeaveNothing fails during the call: the output of an earlier run stays as it was.
 func TestRunFailuresLeaveNothing(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -27,8 +27,7 @@ func TestRunBeyondMemory(t *testing.T) {
 	mustFail(t, "the inputs need 6 TiB of memory: … out of memory", "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 }
 
-// TestRunOutputMemory: outputs that do not fit in memory are refused before the call is
-// computed.
+// TestRunOutputMemory: outputs that do not fit in memory are refused before the call is computed.
 func TestRunOutputMemory(t *testing.T) {
 	dir := t.TempDir()
 	head := clitest.RawNPY(clitest.Dict("<f4", false, 1<<23, 1), nil)

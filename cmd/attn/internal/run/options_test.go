@@ -186,8 +186,7 @@ func TestRunPairs(t *testing.T) {
 	}
 }
 
-// TestRunPacked packs two sequences, and one without keys between them, and compares
-// each with a call of its own.
+// TestRunPacked packs two sequences, and one without keys between them, and compares each with a call of its own.
 func TestRunPacked(t *testing.T) {
 	const heads, kvHeads, d, dv = 4, 2, 8, 6
 	lengths := [][2]int{{3, 5}, {2, 0}, {4, 4}} // rows and keys
@@ -226,8 +225,7 @@ func TestRunPacked(t *testing.T) {
 	}
 }
 
-// turnPairs is the definition of rotary embedding of half-split pairs, over [.., S, D]
-// data whose row i has position i.
+// turnPairs is the definition of rotary embedding of half-split pairs, over [.., S, D] data whose row i has position i.
 func turnPairs(x []float64, seq, d int, base float64) []float64 {
 	y := slices.Clone(x)
 	for row := range len(x) / d {

@@ -182,8 +182,7 @@ func TestRunPlan(t *testing.T) {
 	}
 }
 
-// TestRunOutputPaths writes to a device, which stays one, and replaces an input once it is
-// read.
+// TestRunOutputPaths writes to a device, which stays one, and replaces an input once it is read.
 func TestRunOutputPaths(t *testing.T) {
 	dir := t.TempDir()
 	x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 30*8), 30, 8)

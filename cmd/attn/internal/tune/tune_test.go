@@ -110,8 +110,7 @@ func TestTuneFiles(t *testing.T) {
 	}
 }
 
-// TestEmit writes the kernels of some calls, with -short of every second, and reads them as another program
-// would.
+// TestEmit writes the kernels of some calls, with -short of every second, and reads them as another program would.
 func TestEmit(t *testing.T) {
 	t.Setenv("VK_DRIVER_FILES", "/nonexistent") // no device is needed
 	f32, bf16 := []string{"f32", "f32", "f32"}, []string{"bf16", "bf16", "bf16"}
