@@ -45,8 +45,7 @@ func (w waiting) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return w.after(ctx, w.Backend.Copy(ctx, dst, src))
 }
 
-// TestCallsDoNotWait times calls, reads and waits on a device whose submissions take a
-// second.
+// TestCallsDoNotWait times calls, reads and waits on a device whose submissions take a second.
 func TestCallsDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := simulate(t, Options{}, func() time.Duration { return time.Second })
@@ -179,8 +178,7 @@ func TestLostInFlight(t *testing.T) {
 	}
 }
 
-// A thousand calls on a device that is slow, or ends nothing, hold a bounded number of
-// submissions and bytes.
+// A thousand calls on a device that is slow, or ends nothing, hold a bounded number of submissions and bytes.
 func TestManyCallsInFlight(t *testing.T) {
 	const calls, most = 1000, 512
 	for _, hangs := range []bool{false, true} {

@@ -14,13 +14,12 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Attention computes each call in one pass over the keys, or one for each 256 columns of V.
-// In addition to the operands prefill keeps a state of O(Sq) once rows see more than one split
-// of some 256 keys, and another when the keys come in chunks; decoding keeps one for each row
-// and split. The dispatches of several calls share submissions, so that many short sequences
-// cost a dispatch each instead of a round trip. Errors are those of backend.Backend;
-// backend.ErrUnsupported names options that the device does not support together.
-// Lists are downloaded where kernels cannot look keys up, which waits for the calls before.
+// Attention computes each call in one pass over the keys, or one for each 256 columns of V. In addition to the operands
+// prefill keeps a state of O(Sq) once rows see more than one split of some 256 keys, and another when the keys come in
+// chunks; decoding keeps one for each row and split. The dispatches of several calls share submissions, so that many
+// short sequences cost a dispatch each instead of a round trip. Errors are those of backend.Backend;
+// backend.ErrUnsupported names options that the device does not support together. Lists are downloaded where kernels
+// cannot look keys up, which waits for the calls before.
 func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return b.within(ctx, "attention", func() error {
 		w := queue.Work{Name: "attention"}
@@ -306,10 +305,9 @@ func ranges(c *backend.Call) []byte {
 	return data
 }
 
-// Warmup compiles the pipelines that Attention needs for calls and, with weights, those of QK and
-// Softmax, by a rehearsal of the calls. Stages of other shapes may need other pipelines: keys
-// that are no multiple of 4, much longer rows, or many more of them. It returns
-// backend.ErrUnsupported when the device does not accept a kernel.
+// Warmup compiles the pipelines that Attention needs for calls and, with weights, those of QK and Softmax, by a
+// rehearsal of the calls. Stages of other shapes may need other pipelines: keys that are no multiple of 4, much longer
+// rows, or many more of them. It returns backend.ErrUnsupported when the device does not accept a kernel.
 func (b *Backend) Warmup(ctx context.Context, weights bool, calls ...*backend.Call) error {
 	return b.within(ctx, "warmup", func() error {
 		var all []*queue.Op

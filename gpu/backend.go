@@ -16,9 +16,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
-// Backend is an open WebGPU device. It implements backend.Backend and the optional
-// interfaces listed below it. Its methods are safe for concurrent use: their submissions
-// take turns on the device.
+// Backend is an open WebGPU device. It implements backend.Backend and the optional interfaces listed below it. Its
+// methods are safe for concurrent use: their submissions take turns on the device.
 type Backend struct {
 	dev  *queue.Device
 	info backend.Info
@@ -109,9 +108,8 @@ func chooseExp2(dev port.Device, measure func(context.Context, port.Device) (ulp
 // Info describes the adapter. The limits are those in force.
 func (b *Backend) Info() backend.Info { return b.info }
 
-// Close waits for the submissions of all calls and releases everything on the device. When the device
-// hangs, calls that wait for it return backend.ErrClosed, its memory is left to the driver,
-// and Close returns backend.ErrDeviceLost.
+// Close waits for the submissions of all calls and releases everything on the device. When the device hangs, calls that
+// wait for it return backend.ErrClosed, its memory is left to the driver, and Close returns backend.ErrDeviceLost.
 func (b *Backend) Close() error { return b.close() }
 
 func (b *Backend) shut() error {
@@ -137,8 +135,7 @@ func (b *Backend) shut() error {
 	return nil
 }
 
-// hangPoll is the time between two looks at whether the device hangs. Close does not wait
-// for it when calls end.
+// hangPoll is the time between two looks at whether the device hangs. Close does not wait for it when calls end.
 const hangPoll = 100 * time.Millisecond
 
 // within runs f as a call of b: Close waits for it. Errors of f begin with name.

@@ -26,16 +26,14 @@ func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
 	return floats(t, b, c.O), floats(t, b, c.LSE)
 }
 
-// numbers returns the elements of x as float32, decoded on the host: the device's conversion is
-// under test.
+// numbers returns the elements of x as float32, decoded on the host: the device's conversion is under test.
 func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 	t.Helper()
 	return must.Get(kernels.NewDevice(b).ToFloat32(context.Background(), x))(t)
 }
 
-// TestCopy copies between every two types, from tensors with different layouts and
-// broadcasts to parts of a larger tensor whose other elements must not change. The results
-// are those of rounding on the host.
+// TestCopy copies between every two types, from tensors with different layouts and broadcasts to parts of a larger
+// tensor whose other elements must not change. The results are those of rounding on the host.
 func TestCopy(t *testing.T) {
 	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8, backend.Q4, backend.F8}
 	for _, opt := range []Options{{}, all.opt, {MemoryBytes: 64 << 10}} {
@@ -138,8 +136,7 @@ func TestCopyOfOddNumbers(t *testing.T) {
 	}
 }
 
-// TestCopyRefuses checks the errors of copies that package kernels or the backend
-// refuse.
+// TestCopyRefuses checks the errors of copies that package kernels or the backend refuse.
 func TestCopyRefuses(t *testing.T) {
 	b := open(t, Options{})
 	dev := kernels.NewDevice(b)
@@ -232,9 +229,8 @@ func TestTuneTypesOfKeys(t *testing.T) {
 	}
 }
 
-// TestPagesWithinEightBuffers compares, bit for bit, a device with only the 8 storage
-// buffers that every device has, on which decoding looks pages and listed keys up and prefill
-// has them collected, with one that has more.
+// TestPagesWithinEightBuffers compares, bit for bit, a device with only the 8 storage buffers that every device has, on
+// which decoding looks pages and listed keys up and prefill has them collected, with one that has more.
 func TestPagesWithinEightBuffers(t *testing.T) {
 	few := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
 	b := open(t, Options{})

@@ -69,8 +69,7 @@ var exceptions = []struct {
 	{regexp.MustCompile(`^decode-256-`), "VGPRs", 160, "a thread has four columns of up to 4 rows, or eight of 2"},
 }
 
-// exceptionsOf is the version of the driver that exceptions are for. Other versions may need
-// fewer.
+// exceptionsOf is the version of the driver that exceptions are for. Other versions may need fewer.
 const exceptionsOf = "22.3.6"
 
 // TestCompiler compiles the kernels for an AMD GPU of 2020 (navi21), without one, and holds the

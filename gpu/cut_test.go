@@ -13,9 +13,8 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// lowered are limits far below any adapter's. Each makes the tests' problems be cut in the
-// way that its name describes. A tile of 32 keys of 256 channels takes 32 KiB; a binding
-// must hold that and its alignment.
+// lowered are limits far below any adapter's. Each makes the tests' problems be cut in the way that its name describes.
+// A tile of 32 keys of 256 channels takes 32 KiB; a binding must hold that and its alignment.
 var lowered = []way{
 	{name: "bindings of 36 KiB cut batches, heads, queries and keys", cuts: true, opt: Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}},
 	{name: "three workgroups a dimension cut grids", cuts: true, opt: Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},

@@ -79,8 +79,7 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 	compareDecodeWithPrefill(t, Options{}, testing.Short())
 }
 
-// compareDecodeWithPrefill compares the paths on a device opened with opt, with few only for
-// head size 64.
+// compareDecodeWithPrefill compares the paths on a device opened with opt, with few only for head size 64.
 func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
 	b := open(t, opt)
 	const heads, sq, sk = 6, 21, 2300
@@ -197,9 +196,8 @@ func TestDecodeFillsADevice(t *testing.T) {
 	}
 }
 
-// TestDecodeOfLongContexts checks that scratch memory stays within 64 MiB and each dispatch
-// within the limit of workgroups, and that prefill takes contexts whose splits of one row
-// take more.
+// TestDecodeOfLongContexts checks that scratch memory stays within 64 MiB and each dispatch within the limit of
+// workgroups, and that prefill takes contexts whose splits of one row take more.
 func TestDecodeOfLongContexts(t *testing.T) {
 	for _, x := range []struct {
 		batch, heads, keys, d int
@@ -246,9 +244,8 @@ func TestDecodeOfLongContexts(t *testing.T) {
 	}
 }
 
-// TestMergeOfManySplits compares decoding with prefill, bit for bit, over more splits than
-// splitmerge.wgsl computes factors of at once: maxima that rise, fall and repeat, and rows
-// that see the first splits, the last ones, all or one.
+// TestMergeOfManySplits compares decoding with prefill, bit for bit, over more splits than splitmerge.wgsl computes
+// factors of at once: maxima that rise, fall and repeat, and rows that see the first splits, the last ones, all or one.
 func TestMergeOfManySplits(t *testing.T) {
 	b := open(t, Options{})
 	const sq, sk, d = 17, 300 * 256, 8

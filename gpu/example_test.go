@@ -17,10 +17,9 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// A program computes 4 tokens of size 8 by a shader of its own, attends to them in its own
-// buffers, and goes on with the result. openDevice, newBuffer and compute are plain WebGPU:
-// example_gogpu_test.go has them for github.com/gogpu/wgpu, example_gowebgpu_test.go for
-// github.com/rajveermalviya/go-webgpu/wgpu.
+// A program computes 4 tokens of size 8 by a shader of its own, attends to them in its own buffers, and goes on with
+// the result. openDevice, newBuffer and compute are plain WebGPU: example_gogpu_test.go has them for
+// github.com/gogpu/wgpu, example_gowebgpu_test.go for github.com/rajveermalviya/go-webgpu/wgpu.
 func Example_shared() {
 	o, err := attendInOwnBuffers()
 	if err != nil {

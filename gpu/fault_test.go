@@ -210,9 +210,8 @@ func TestEveryCallMayFail(t *testing.T) {
 	}
 }
 
-// TestLostDevice loses the device at each call of the port: that call and all later ones
-// return backend.ErrDeviceLost, only the backend's own objects remain, Close releases them,
-// and other devices work.
+// TestLostDevice loses the device at each call of the port: that call and all later ones return backend.ErrDeviceLost,
+// only the backend's own objects remain, Close releases them, and other devices work.
 func TestLostDevice(t *testing.T) {
 	healthy, _ := faulty(t, Options{MaxWork: 2e5})
 	want := must.Get(session(healthy))(t)

@@ -8,8 +8,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// turned returns a tensor of f(row, column) stored column by column, as the transposed
-// operands of other libraries are.
+// turned returns a tensor of f(row, column) stored column by column, as the transposed operands of other libraries are.
 func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
 	t.Helper()
 	stored := backend.Shape{shape[0], shape[1], shape[3], shape[2]}
@@ -20,9 +19,8 @@ func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, 
 	return must.Get(x.Swap(backend.Seq, backend.Dim))(t)
 }
 
-// TestTransposedOperands has keys, values and the output with columns too far apart for a
-// binding to hold a tile, in one buffer and in several. With odd lengths, 16-bit columns
-// begin in the middle of a word.
+// TestTransposedOperands has keys, values and the output with columns too far apart for a binding to hold a tile, in
+// one buffer and in several. With odd lengths, 16-bit columns begin in the middle of a word.
 func TestTransposedOperands(t *testing.T) {
 	const sq, sk, d = 333, 1027, 40
 	ways := []way{

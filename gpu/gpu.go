@@ -11,27 +11,23 @@
 //	be, err := backend.Open("gpu:1")      // by number, as backend.Devices lists
 //	be, err := backend.Open("gpu:nvidia") // by a part of its name
 //
-// Calls of any length run, in submissions of a bounded time (Options.Budget). Between them a call
-// checks its context and reports progress. A tensor that exceeds the adapter's largest buffer
-// takes several buffers. A tensor for which the device has no room stays in host memory, and
-// calls stream windows of it. No cut changes a bit of the results.
+// Calls of any length run, in submissions of a bounded time (Options.Budget). Between them a call checks its context
+// and reports progress. A tensor that exceeds the adapter's largest buffer takes several buffers. A tensor for which
+// the device has no room stays in host memory, and calls stream windows of it. No cut changes a bit of the results.
 //
-// A call returns when its last submission is made. The first call of each kernel, calls that
-// stream, and traced calls wait for their results. At most 512 submissions of all calls, and at
-// most ten budgets of expected work, are on the device; a call that exceeds that waits for the
-// oldest submission.
+// A call returns when its last submission is made. The first call of each kernel, calls that stream, and traced calls
+// wait for their results. At most 512 submissions of all calls, and at most ten budgets of expected work, are on the
+// device; a call that exceeds that waits for the oldest submission.
 //
-// Every wait ends with the context of its call, but two things cannot be interrupted: a
-// compilation, which continues for later calls, and a call of the WebGPU library. Mesa's software
-// driver blocks in Submit while an earlier submission runs or compiles. There, calls with a
-// deadline first wait for those submissions, and a call that is cancelled without a deadline may
-// return one submission late.
+// Every wait ends with the context of its call, but two things cannot be interrupted: a compilation, which continues
+// for later calls, and a call of the WebGPU library. Mesa's software driver blocks in Submit while an earlier
+// submission runs or compiles. There, calls with a deadline first wait for those submissions, and a call that is
+// cancelled without a deadline may return one submission late.
 //
-// Attention runs on a register-tiled kernel with several variants, which compute the same bits
-// at different speeds. On a GPU, the first call of a class of shapes measures them and stores the
-// choice in a file for later programs; Options.Tune or ATTN_GPU_TUNE=off disables that. A plainer
-// kernel, which rounds differently, runs where no tile of 32 to 128 keys fits the limits. Plan
-// reports the kernel and the reason.
+// Attention runs on a register-tiled kernel with several variants, which compute the same bits at different speeds. On
+// a GPU, the first call of a class of shapes measures them and stores the choice in a file for later programs;
+// Options.Tune or ATTN_GPU_TUNE=off disables that. A plainer kernel, which rounds differently, runs where no tile of 32
+// to 128 keys fits the limits. Plan reports the kernel and the reason.
 //
 // Keys and values may be q8, q4, f8 or in pages, with the bits of the same numbers in one float32 tensor.
 // Values of more than 256 columns take one pass over the keys for each 256 of them; q8, q4
@@ -58,8 +54,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
-// Provider names the WebGPU library that this binary was built with, and its
-// version.
+// Provider names the WebGPU library that this binary was built with, and its version.
 const Provider = libraries.Provider
 
 // Options change how a device is opened. The zero value takes everything that
@@ -68,20 +63,17 @@ type Options struct {
 	// Shared, unless nil, is a device of the program, on which the backend computes. The
 	// selector of Open is then empty, and Limits lower those of the device.
 	Shared *Shared
-	// Library is a webgpu.h library to open at run time next to the linked one, by its path: Dawn's
-	// has 16-bit floats and matrix units. "" is that of the environment variable ATTN_WEBGPU, or
-	// else one that the system's loader finds; "off" is none. Its adapters come first if it is
-	// named, and if it is found and has a hardware GPU. Open returns an error for a named library
-	// that cannot be used.
+	// Library is a webgpu.h library to open at run time next to the linked one, by its path: Dawn's has 16-bit floats
+	// and matrix units. "" is that of the environment variable ATTN_WEBGPU, or else one that the system's loader finds;
+	// "off" is none. Its adapters come first if it is named, and if it is found and has a hardware GPU. Open returns an
+	// error for a named library that cannot be used.
 	Library string
-	// Limits replace the adapter's where they are not zero: maxima lower them, minimal
-	// alignments raise them. Tests use them to reach every branch that cuts work. Those of
-	// buffers, bindings, workgroups and alignment have an effect.
+	// Limits replace the adapter's where they are not zero: maxima lower them, minimal alignments raise them. Tests use
+	// them to reach every branch that cuts work. Those of buffers, bindings, workgroups and alignment have an effect.
 	Limits gputypes.Limits
-	// Budget is how long a cancelled call may keep the device busy; 0 means 200 ms.
-	// Two submissions of a call are on the device at a time, each sized to half of it by the
-	// measured speed of its kernel. One tile of one workgroup cannot be cut and may take
-	// longer.
+	// Budget is how long a cancelled call may keep the device busy; 0 means 200 ms. Two submissions of a call are on
+	// the device at a time, each sized to half of it by the measured speed of its kernel. One tile of one workgroup
+	// cannot be cut and may take longer.
 	Budget time.Duration
 	// MaxWork also bounds the floating point operations of one submission; 0 is no
 	// bound. Tests set it to cut work the same way on any machine.
@@ -97,14 +89,12 @@ type Options struct {
 	// TuneFile stores what is measured; "" means attn/tuning.json in the user's cache
 	// folder. Plan.Why mentions a file that could not be used.
 	TuneFile string
-	// MemoryBytes bounds the device memory of tensors, the pool and streaming; 0 is no
-	// bound, unless the environment variable ATTN_GPU_MEMORY sets one, such as 256MiB or
-	// 4GiB. Tensors without room, in this bound or on the device, stay in host memory,
-	// and calls stream from and to it.
+	// MemoryBytes bounds the device memory of tensors, the pool and streaming; 0 is no bound, unless the environment
+	// variable ATTN_GPU_MEMORY sets one, such as 256MiB or 4GiB. Tensors without room, in this bound or on the device,
+	// stay in host memory, and calls stream from and to it.
 	MemoryBytes int64
 
-	// decodeRows, unless 0, replaces the constant decodeRows in tests, and exp2, unless
-	// nil, meter.Exp2.
+	// decodeRows, unless 0, replaces the constant decodeRows in tests, and exp2, unless nil, meter.Exp2.
 	decodeRows int
 	exp2       func(context.Context, port.Device) (ulp float64, err error)
 }
@@ -137,9 +127,8 @@ func (d Driver) Devices() ([]backend.Info, error) {
 	return infos, nil
 }
 
-// Open opens an adapter by number or by a part of its name; "" selects the best:
-// discrete before integrated before virtual before software. backend.ErrNoDevice when no
-// adapter matches.
+// Open opens an adapter by number or by a part of its name; "" selects the best: discrete before integrated before
+// virtual before software. backend.ErrNoDevice when no adapter matches.
 func (d Driver) Open(selector string) (backend.Backend, error) {
 	b, err := Open(selector, d.Options)
 	if err != nil {
@@ -187,10 +176,9 @@ func (o Options) lower(l gputypes.Limits) gputypes.Limits {
 	return l
 }
 
-// Shared is a device that a program has opened with the WebGPU library of this build (see
-// [Provider]): an adapter and the device that it returned. [SharedAdapter] and [SharedDevice]
-// are the library's own types. A program with objects of the other library does not compile.
-// [Backend.Wrap] makes tensors of the program's buffers, without a copy.
+// Shared is a device that a program has opened with the WebGPU library of this build (see [Provider]): an adapter and
+// the device that it returned. [SharedAdapter] and [SharedDevice] are the library's own types. A program with objects
+// of the other library does not compile. [Backend.Wrap] makes tensors of the program's buffers, without a copy.
 //
 //	be, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: device}})
 //	x, err := be.Wrap(buffer, backend.F32, backend.Shape{1, 8, 128, 64})
@@ -198,18 +186,16 @@ func (o Options) lower(l gputypes.Limits) gputypes.Limits {
 //
 // # Ownership
 //
-// The program owns the adapter, the device, its queue and the buffers that it made. The
-// backend never releases or destroys them, nor does it open another device when that one is
-// lost. Close waits for the device and releases what the backend has made on it; the program
-// then releases the device. A program that releases the device first gets ErrDeviceLost from
-// gogpu/wgpu, and Close still works; go-webgpu keeps the device until Close.
+// The program owns the adapter, the device, its queue and the buffers that it made. The backend never releases or
+// destroys them, nor does it open another device when that one is lost. Close waits for the device and releases what
+// the backend has made on it; the program then releases the device. A program that releases the device first gets
+// ErrDeviceLost from gogpu/wgpu, and Close still works; go-webgpu keeps the device until Close.
 //
 // # Order
 //
-// A WebGPU device has one queue. A call sees the results of everything that the program submitted
-// before the call, and what the program submits after the call has returned sees the results of
-// the call; neither side needs to wait. During a call the program must not submit work that writes
-// its operands or uses its outputs.
+// A WebGPU device has one queue. A call sees the results of everything that the program submitted before the call, and
+// what the program submits after the call has returned sees the results of the call; neither side needs to wait. During
+// a call the program must not submit work that writes its operands or uses its outputs.
 //
 // # Goroutines
 //
@@ -219,27 +205,24 @@ func (o Options) lower(l gputypes.Limits) gputypes.Limits {
 //
 // # Errors
 //
-// Errors of the backend's own calls are returned by its methods and do not reach the
-// program's handlers. A loss is reported to the program's handler as usual; methods return
-// ErrDeviceLost, at the latest when they submit or wait. A call that a loss interrupted
-// cannot be resumed on that device, and its wrapped buffers are lost. go-webgpu ends the
+// Errors of the backend's own calls are returned by its methods and do not reach the program's handlers. A loss is
+// reported to the program's handler as usual; methods return ErrDeviceLost, at the latest when they submit or wait. A
+// call that a loss interrupted cannot be resumed on that device, and its wrapped buffers are lost. go-webgpu ends the
 // process when a device that was opened with a nil descriptor is lost.
 //
 // # Limits and features
 //
-// The backend keeps the limits with which the device was opened, and errors name the limit
-// that a call exceeds. With WebGPU's default limits these are calls that need more than 8
-// storage buffers, see the package's comment. Kernels have times ([backend.Trace]) where the
-// device was opened with timestamp queries, but not with gogpu.
+// The backend keeps the limits with which the device was opened, and errors name the limit that a call exceeds. With
+// WebGPU's default limits these are calls that need more than 8 storage buffers, see the package's comment. Kernels
+// have times ([backend.Trace]) where the device was opened with timestamp queries, but not with gogpu.
 type Shared struct {
 	Adapter *SharedAdapter
 	Device  *SharedDevice
 }
 
-// What a program shares are objects of the WebGPU library of its build: the Adapter, Device and
-// Buffer of github.com/rajveermalviya/go-webgpu/wgpu, or of github.com/gogpu/wgpu without cgo and
-// with the tag gogpu. With GOOS=js they are js.Value, and Open returns an error: a page's own objects
-// cannot be shared yet.
+// What a program shares are objects of the WebGPU library of its build: the Adapter, Device and Buffer of
+// github.com/rajveermalviya/go-webgpu/wgpu, or of github.com/gogpu/wgpu without cgo and with the tag gogpu. With
+// GOOS=js they are js.Value, and Open returns an error: a page's own objects cannot be shared yet.
 type (
 	SharedAdapter = libraries.Adapter
 	SharedDevice  = libraries.Device
@@ -277,11 +260,10 @@ func openShared(selector string, opt Options) (*Backend, error) {
 // 16 bytes, because kernels read 16 bytes at a time. It must not be mapped, and is wrapped
 // once at a time. It counts neither to Options.MemoryBytes nor to PeakMemory.
 //
-// Release of the tensor ends its use here; the buffer and its contents stay with the
-// program. A program that releases the buffer first gets ErrReleased from later calls with
-// gogpu/wgpu; go-webgpu keeps the buffer until the tensor is released. Running submissions
-// keep it in both. With go-webgpu the program must not destroy or map a wrapped buffer: its
-// library does not report that and panics when such a buffer is submitted.
+// Release of the tensor ends its use here; the buffer and its contents stay with the program. A program that releases
+// the buffer first gets ErrReleased from later calls with gogpu/wgpu; go-webgpu keeps the buffer until the tensor is
+// released. Running submissions keep it in both. With go-webgpu the program must not destroy or map a wrapped buffer:
+// its library does not report that and panics when such a buffer is submitted.
 //
 // Errors: ErrOption for a nil buffer, ErrDevice for one of another device, ErrReleased,
 // ErrUnsupported for one that lacks a usage, is mapped, is wrapped already or has another

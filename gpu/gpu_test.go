@@ -32,9 +32,8 @@ func metaOf(t testing.TB, dtype backend.DType, shape backend.Shape) backend.Tens
 	return must.Get(backend.Meta(dtype, shape))(t)
 }
 
-// TestConformance waits where it reads results and, for caches a second time, after each call. It
-// also holds the output bits to those recorded for the software driver of that version, whose
-// compiler decides the order of sums.
+// TestConformance waits where it reads results and, for caches a second time, after each call. It also holds the output
+// bits to those recorded for the software driver of that version, whose compiler decides the order of sums.
 func TestConformance(t *testing.T) {
 	every := 1
 	if testing.Short() { // the software driver compiles a kernel with many options in two to seven seconds

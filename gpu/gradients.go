@@ -13,10 +13,9 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Backward computes the gradients that g requests. A workgroup owns the elements of a result
-// that it writes: up to 128 keys for DK and DV, or rows for DQ. It computes the scores of its tiles
-// again: all three take 4·D + 3·Dv multiply-adds for each visible pair. Scratch is 12
-// or 16 bytes for each query row and up to 64 MiB of sums.
+// Backward computes the gradients that g requests. A workgroup owns the elements of a result that it writes: up to 128
+// keys for DK and DV, or rows for DQ. It computes the scores of its tiles again: all three take 4·D + 3·Dv
+// multiply-adds for each visible pair. Scratch is 12 or 16 bytes for each query row and up to 64 MiB of sums.
 //
 // Errors are those of Attention. It also returns backend.ErrUnsupported for
 //   - a mask and a block mask with a bias of any kind, or two biases with a mask, on a device that
@@ -112,8 +111,7 @@ type gradients struct {
 	onMatrix, noMatrix string // the products on matrix units, for plans, or why there are none
 }
 
-// newGradients returns the operations of g, with scratch from alloc, for the caller to release
-// also after an error.
+// newGradients returns the operations of g, with scratch from alloc, for the caller to release also after an error.
 func (b *Backend) newGradients(g *backend.Gradients, alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (*gradients, error) {
 	d := g.Dims()
 	x := &gradients{b: b, g: g, d: d, p: g.Problem, group: d.Heads / d.KVHeads}

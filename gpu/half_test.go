@@ -50,9 +50,8 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 	return out
 }
 
-// TestEveryHalfComesBack reads all 65,536 values of both 16-bit types on the device and
-// stores them again: the bits are equal, except for the payload of NaN and the sign of
-// zero, which a product's sum loses.
+// TestEveryHalfComesBack reads all 65,536 values of both 16-bit types on the device and stores them again: the bits are
+// equal, except for the payload of NaN and the sign of zero, which a product's sum loses.
 func TestEveryHalfComesBack(t *testing.T) {
 	b := open(t, Options{})
 	all := make([]uint32, 1<<16)

@@ -141,8 +141,7 @@ func (d *faultyDevice) Write(b port.Buffer, offset uint64, data []byte) error {
 	return d.Device.Write(b, offset, data)
 }
 
-// Wait implements port.Device. When it fails, the submission continues; when it succeeds,
-// it is also seen as Ended.
+// Wait implements port.Device. When it fails, the submission continues; when it succeeds, it is also seen as Ended.
 func (d *faultyDevice) Wait(ctx context.Context, t port.Ticket, due time.Time) (blocked bool, err error) {
 	if err := d.check("Wait"); err != nil {
 		return false, err

@@ -17,14 +17,12 @@ import (
 type Tuning = tune.Mode
 
 const (
-	// TuneDefault is the value of the environment variable ATTN_GPU_TUNE (off, stored,
-	// first, plain). Without it, it is TuneFirst on a GPU and TuneStored on a software driver,
-	// which takes seconds to compile a variant.
+	// TuneDefault is the value of the environment variable ATTN_GPU_TUNE (off, stored, first, plain). Without it, it is
+	// TuneFirst on a GPU and TuneStored on a software driver, which takes seconds to compile a variant.
 	TuneDefault = tune.Default
 	// TuneOff applies a rule to the shape and the device's limits, and reads no file.
 	TuneOff = tune.Off
-	// TuneStored applies what attn tune or TuneFirst measured earlier, and the rule to
-	// other shapes.
+	// TuneStored applies what attn tune or TuneFirst measured earlier, and the rule to other shapes.
 	TuneStored = tune.Stored
 	// TuneFirst also measures: the first call of a class of shapes, and Warmup for it,
 	// take longer by about Options.TuneBudget. The choice is kept in Options.TuneFile.
@@ -46,8 +44,7 @@ func TuneFile() (string, error) {
 	return ofFile(tunefile.Path())
 }
 
-// ReadTuneFile returns the entries of a tuning file, none when it does not exist. Errors wrap
-// backend.ErrFile.
+// ReadTuneFile returns the entries of a tuning file, none when it does not exist. Errors wrap backend.ErrFile.
 func ReadTuneFile(path string) ([]TuneEntry, error) {
 	return ofFile(tunefile.Read(path))
 }
@@ -66,14 +63,12 @@ func ofFile[T any](result T, err error) (T, error) {
 	return result, err
 }
 
-// Tune measures the variants for calls like c, even if that was done before, and keeps
-// the choice in Options.TuneFile and for later calls. A variant counts if its results
-// agree with those of the plain kernel within twice the error bound of package oracle,
-// and with those of the other variants in every bit. c's operands need no memory.
+// Tune measures the variants for calls like c, even if that was done before, and keeps the choice in Options.TuneFile
+// and for later calls. A variant counts if its results agree with those of the plain kernel within twice the error
+// bound of package oracle, and with those of the other variants in every bit. c's operands need no memory.
 //
-// Tune returns the entry also with the error of a file that could not be written. It
-// returns backend.ErrUnsupported when the register-tiled kernel cannot run c, and
-// backend.ErrOption when tuning is off or plain.
+// Tune returns the entry also with the error of a file that could not be written. It returns backend.ErrUnsupported
+// when the register-tiled kernel cannot run c, and backend.ErrOption when tuning is off or plain.
 func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (TuneEntry, error) {
 	return resultWithin(ctx, b, "tune", func() (e TuneEntry, err error) {
 		if m := b.tuner.Mode; m == tune.Off || m == tune.Plain {
@@ -153,9 +148,8 @@ func (b *Backend) MatrixFLOPS(ctx context.Context) (float64, error) {
 	})
 }
 
-// ReadBandwidth measures the bytes a second that the whole device reads of the operands:
-// the fastest of three runs of 20 ms or more. It returns 0 for less than 1 MiB, which
-// does not keep a large GPU reading.
+// ReadBandwidth measures the bytes a second that the whole device reads of the operands: the fastest of three runs of
+// 20 ms or more. It returns 0 for less than 1 MiB, which does not keep a large GPU reading.
 func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (float64, error) {
 	return measured(ctx, b, "bandwidth", func() (float64, error) {
 		in := make([]backend.Operand, len(operands))

@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// plausible reports whether a rate lies between that of a slow disk and that of all
-// registers of the largest GPU.
+// plausible reports whether a rate lies between that of a slow disk and that of all registers of the largest GPU.
 func plausible(rate float64) bool { return rate > 1e6 && rate < 1e16 }
 
 // TestCeilings measures rates and the time of a launch.
@@ -45,8 +44,7 @@ func TestCeilings(t *testing.T) {
 	must.Fail(t, "cancelled", must.Err(b.PeakFLOPS(ctx)), context.Canceled)
 }
 
-// TestKernelTime checks that the chunks of a call take no longer by the device's clock than
-// the call by the host's.
+// TestKernelTime checks that the chunks of a call take no longer by the device's clock than the call by the host's.
 func TestKernelTime(t *testing.T) {
 	b := open(t, Options{})
 	const n, d = 256, 64

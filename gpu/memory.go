@@ -46,10 +46,9 @@ func memoryFromEnv() (int64, error) {
 // calls and what the driver allocates.
 func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 
-// Alloc returns a contiguous tensor with unspecified contents: in one buffer, in several
-// if it is larger than the adapter's largest, and in host memory if the device or
-// Options.MemoryBytes have no room. Calls stream from and to host memory. It returns
-// backend.ErrMemory when the host has no room either, and backend.ErrShape for a negative or
+// Alloc returns a contiguous tensor with unspecified contents: in one buffer, in several if it is larger than the
+// adapter's largest, and in host memory if the device or Options.MemoryBytes have no room. Calls stream from and to
+// host memory. It returns backend.ErrMemory when the host has no room either, and backend.ErrShape for a negative or
 // overlarge shape. The driver is not asked for a tensor that no device can hold.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	return resultWithin(ctx, b, "alloc", func() (backend.Tensor, error) { return b.place(ctx, dtype, shape) })
@@ -123,10 +122,9 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 	return t.View(host.Shape(), host.Strides(), 0)
 }
 
-// Upload copies a host tensor to the device, contiguous except for axes of stride zero,
-// which stay so. When the device or Options.MemoryBytes have no room it copies nothing:
-// the result is an alias of the host tensor, from which calls stream. It returns
-// backend.ErrDevice when the argument is not in host memory.
+// Upload copies a host tensor to the device, contiguous except for axes of stride zero, which stay so. When the device
+// or Options.MemoryBytes have no room it copies nothing: the result is an alias of the host tensor, from which calls
+// stream. It returns backend.ErrDevice when the argument is not in host memory.
 func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	return resultWithin(ctx, b, "upload", func() (t backend.Tensor, err error) {
 		var pins backend.Pinned
@@ -151,8 +149,7 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 	})
 }
 
-// Download copies src to host: same shape (backend.ErrShape), same dtype
-// (backend.ErrDType), any strides on both sides.
+// Download copies src to host: same shape (backend.ErrShape), same dtype (backend.ErrDType), any strides on both sides.
 func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error {
 	return b.within(ctx, "download", func() error {
 		if host.Shape() != src.Shape() {

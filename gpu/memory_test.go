@@ -11,8 +11,7 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestHugeTensors shows that a tensor that no device can have is refused before the driver
-// is asked for any part of it.
+// TestHugeTensors shows that a tensor that no device can have is refused before the driver is asked for any part of it.
 func TestHugeTensors(t *testing.T) {
 	b, dev := faulty(t, Options{})
 	asked := 0

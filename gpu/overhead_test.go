@@ -34,9 +34,8 @@ func small(t testing.TB, b *Backend) func() error {
 	}
 }
 
-// BenchmarkCallOverhead reports how much longer a call of 64 queries and keys takes than an
-// empty dispatch of one workgroup (us-over-empty): medians from submission to end, measured
-// in turns. The time includes the kernel.
+// BenchmarkCallOverhead reports how much longer a call of 64 queries and keys takes than an empty dispatch of one
+// workgroup (us-over-empty): medians from submission to end, measured in turns. The time includes the kernel.
 func BenchmarkCallOverhead(b *testing.B) {
 	be := open(b, Options{})
 	call := small(b, be)
@@ -238,8 +237,7 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// resident returns the bytes of memory of the process, 0 where the system does not report
-// it.
+// resident returns the bytes of memory of the process, 0 where the system does not report it.
 func resident() (bytes int) {
 	data, _ := os.ReadFile("/proc/self/statm") // empty is no number
 	var all, pages int
@@ -249,9 +247,8 @@ func resident() (bytes int) {
 	return pages * os.Getpagesize()
 }
 
-// TestManyCalls makes 10,000 small calls, some with transfers, in two halves. After the
-// second half the device holds what it held after the first, and the process has grown by
-// no more than noise.
+// TestManyCalls makes 10,000 small calls, some with transfers, in two halves. After the second half the device holds
+// what it held after the first, and the process has grown by no more than noise.
 func TestManyCalls(t *testing.T) {
 	calls := 10_000
 	if testing.Short() {

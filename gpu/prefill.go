@@ -12,10 +12,9 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// prefill is an attention call in which a workgroup computes a block of query rows of
-// one head, one tile of keys after the other. The register-tiled kernel (flash.wgsl) runs
-// it, or the plain one (attention.wgsl), which is the oracle of the other and the
-// fallback where no tile fits the device, or the one on matrix units (matrix.wgsl).
+// prefill is an attention call in which a workgroup computes a block of query rows of one head, one tile of keys after
+// the other. The register-tiled kernel (flash.wgsl) runs it, or the plain one (attention.wgsl), which is the oracle of
+// the other and the fallback where no tile fits the device, or the one on matrix units (matrix.wgsl).
 type prefill struct {
 	*attention
 	kernel    shaders.Variant
@@ -31,8 +30,7 @@ type prefill struct {
 // prefillBuffers is the number of storage buffers of the kernels.
 const prefillBuffers = 8
 
-// chooser picks a variant for a shape and returns the reason. The zero Variant stands
-// for the plain kernel.
+// chooser picks a variant for a shape and returns the reason. The zero Variant stands for the plain kernel.
 type chooser func(tune.Shape) (v tune.Variant, why string)
 
 // newPrefill returns c with the variant that choose picks.
@@ -61,9 +59,8 @@ func (a *attention) prefill(choose chooser) (_ *prefill, err error) {
 // 200,000 rows of 128 columns, which keep any GPU busy.
 const maxFlashState = 128 << 20
 
-// flash sets x to the register-tiled kernel, or returns the reason why that kernel cannot
-// run it. Too little memory for streaming is an error: memory must not change a result,
-// and the plain kernel rounds differently.
+// flash sets x to the register-tiled kernel, or returns the reason why that kernel cannot run it. Too little memory for
+// streaming is an error: memory must not change a result, and the plain kernel rounds differently.
 func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	s := x.shape()
 	v, why := choose(s)

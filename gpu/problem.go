@@ -90,8 +90,7 @@ func (a *attention) listed() bool {
 	return a.Pages.Listed() && (a.HasTable() || a.options.p.ScoreMod != nil || a.options.flags&placed != 0)
 }
 
-// check returns backend.ErrUnsupported when k has more storage buffers than the device
-// binds.
+// check returns backend.ErrUnsupported when k has more storage buffers than the device binds.
 func (a *attention) check(k shaders.Variant) error {
 	need := len(shaders.Describe(k).Bindings) - 1 // without the uniform
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)

@@ -26,8 +26,7 @@ func (b *Backend) qk(s, q, k backend.Tensor) (*queue.Op, error) {
 	return b.product(product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}}), nil
 }
 
-// PV computes o = w·v for each batch and head; a weight of exactly 0 hides its
-// value:
+// PV computes o = w·v for each batch and head; a weight of exactly 0 hides its value:
 //
 //	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
 func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
@@ -170,8 +169,7 @@ func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, 
 // cost is the time that a large GPU takes for these tiles, relative to other tiles.
 func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.width() * v.time }
 
-// fits reports whether the limits allow the tile's threads and memory, and the state of a
-// workgroup in one binding.
+// fits reports whether the limits allow the tile's threads and memory, and the state of a workgroup in one binding.
 func (v productTile) fits(l gputypes.Limits) bool {
 	return v.threads() <= int(l.MaxComputeInvocationsPerWorkgroup) &&
 		shaders.Describe(v.variant()).WorkgroupMemory <= int(l.MaxComputeWorkgroupStorageSize) &&

@@ -11,10 +11,9 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// TestProductTilesGiveTheSameBits compares products on both tiles, bit for bit: loops as
-// written, unrolled over registers and fully unrolled, loading one element or four, and in
-// chunks. The reference is S, which passes the suite: a sum by fma in ascending order,
-// without the NaN and Inf that weights of exactly 0 hide.
+// TestProductTilesGiveTheSameBits compares products on both tiles, bit for bit: loops as written, unrolled over
+// registers and fully unrolled, loading one element or four, and in chunks. The reference is S, which passes the suite:
+// a sum by fma in ascending order, without the NaN and Inf that weights of exactly 0 hide.
 func TestProductTilesGiveTheSameBits(t *testing.T) {
 	as := func(v productTile, expand shaders.Expand, scalar bool) productTile {
 		v.kernel.Expand, v.scalar = expand, scalar
@@ -93,8 +92,7 @@ func TestProductMultiplyAddsPerWord(t *testing.T) {
 	}
 }
 
-// TestProductTilesAreWhole checks that threads share staged elements evenly, and that rows fit
-// their memory.
+// TestProductTilesAreWhole checks that threads share staged elements evenly, and that rows fit their memory.
 func TestProductTilesAreWhole(t *testing.T) {
 	for _, v := range productTiles {
 		m := v.kernel

@@ -11,20 +11,16 @@ import (
 )
 
 const (
-	// rotateUnits is the number of units, pairs or elements that do not turn, of a
-	// workgroup of rope.wgsl.
+	// rotateUnits is the number of units, pairs or elements that do not turn, of a workgroup of rope.wgsl.
 	rotateUnits = 256
-	// rotateOps is the approximate cost of a unit: six operations, divisions for its
-	// place, four memory accesses.
+	// rotateOps is the approximate cost of a unit: six operations, divisions for its place, four memory accesses.
 	rotateOps = 50
-	// convertUnits is the number of units, elements or pairs of them, of a workgroup of
-	// convert.wgsl; quantiseRows is the number of rows when it converts to q8, and
-	// quantiseBlocks that of blocks when it converts to q4.
+	// convertUnits is the number of units, elements or pairs of them, of a workgroup of convert.wgsl; quantiseRows is
+	// the number of rows when it converts to q8, and quantiseBlocks that of blocks when it converts to q4.
 	convertUnits   = 256
 	quantiseRows   = 4
 	quantiseBlocks = 64
-	// convertOps is the approximate cost of an element: divisions for its place,
-	// rounding, two memory accesses.
+	// convertOps is the approximate cost of an element: divisions for its place, rounding, two memory accesses.
 	convertOps = 40
 	// mergeOps is the approximate cost of a merged element.
 	mergeOps = 10
@@ -119,8 +115,7 @@ func conversion(p shaders.ConvertParams, rows, dim int, to cut.View) queue.Step 
 	return queue.Step{Kernel: kernel, Params: &p, Groups: groups, OpsPerGroup: convertOps * float64(rows*dim) / float64(groups)}
 }
 
-// inPairs reports whether rows of 16-bit elements, dim adjacent ones each, are whole
-// words.
+// inPairs reports whether rows of 16-bit elements, dim adjacent ones each, are whole words.
 func inPairs(v cut.View, dim int) bool {
 	odd := dim | v.Base | v.Strides[0] | v.Strides[1] | v.Strides[2]
 	return odd&1 == 0 && v.Strides[backend.Dim] == 1
@@ -158,9 +153,8 @@ const (
 	softmaxThreads = 64
 )
 
-// softmaxHeld are the kernels that hold rows of up to so many keys in workgroup memory:
-// few, so that many workgroups run at the same time, or what fits into 16 KiB.
-// softmaxAny reads rows of any length twice.
+// softmaxHeld are the kernels that hold rows of up to so many keys in workgroup memory: few, so that many workgroups
+// run at the same time, or what fits into 16 KiB. softmaxAny reads rows of any length twice.
 var (
 	softmaxHeld = []shaders.Softmax{{Held: true, Row: 1024}, {Held: true, Row: 3840}}
 	softmaxAny  = shaders.Softmax{Row: softmaxGrain}

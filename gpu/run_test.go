@@ -258,8 +258,7 @@ func TestWarmup(t *testing.T) {
 	must.Pass(t, "afterwards", prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx))
 }
 
-// TestSubmissionsFollowTheBudget checks that speeds determine the number of submissions and
-// change no result.
+// TestSubmissionsFollowTheBudget checks that speeds determine the number of submissions and change no result.
 func TestSubmissionsFollowTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{Budget: 40 * time.Millisecond})
 	c := plain(t, b, 512, 512, 64)

@@ -36,9 +36,8 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	return adapter, device
 }
 
-// TestSharedErrors makes calls of the backend fail in the library: their errors are returned
-// and do not reach the program's handler, which would end the process. The program's own
-// errors remain its own.
+// TestSharedErrors makes calls of the backend fail in the library: their errors are returned and do not reach the
+// program's handler, which would end the process. The program's own errors remain its own.
 func TestSharedErrors(t *testing.T) {
 	p := openProgram(t, false, false)
 	b := p.share(t, gpu.Options{})

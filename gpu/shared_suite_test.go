@@ -17,9 +17,8 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestSharedConformance runs the suite's cases in buffers of a program, on devices that it
-// has opened without limits, which go-webgpu opens with WebGPU's defaults. It compares the
-// recorded bits.
+// TestSharedConformance runs the suite's cases in buffers of a program, on devices that it has opened without limits,
+// which go-webgpu opens with WebGPU's defaults. It compares the recorded bits.
 func TestSharedConformance(t *testing.T) {
 	needAdapter(t)
 	var device string
@@ -51,8 +50,7 @@ func TestSharedConformance(t *testing.T) {
 	}
 }
 
-// programsBuffers is a backend whose tensors are in buffers of the program, each as small as
-// it can be.
+// programsBuffers is a backend whose tensors are in buffers of the program, each as small as it can be.
 type programsBuffers struct {
 	*gpu.Backend
 	device  *gpu.SharedDevice

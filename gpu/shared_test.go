@@ -99,8 +99,7 @@ func wrap(t *testing.T, b *gpu.Backend, buffer *gpu.SharedBuffer, shape backend.
 	return must.Get(b.Wrap(buffer, backend.F32, shape))(t)
 }
 
-// fill sets the elements of a program's buffer by a shader of the program. Its size is a
-// multiple of 128 bytes.
+// fill sets the elements of a program's buffer by a shader of the program. Its size is a multiple of 128 bytes.
 func (p *program) fill(t *testing.T, buffer *gpu.SharedBuffer, statement string) {
 	t.Helper()
 	check(t, compute(p.device, buffer, statement))

@@ -10,10 +10,9 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent
-// attention has them, over adjacent keys and keys in pages, decoded and not. The plan
-// reports the slices, pages change no bit, and slices have the bits of calls for some of
-// the columns. Q8 and Q4 values cannot be sliced.
+// TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent attention has them, over
+// adjacent keys and keys in pages, decoded and not. The plan reports the slices, pages change no bit, and slices have
+// the bits of calls for some of the columns. Q8 and Q4 values cannot be sliced.
 func TestValuesInSlices(t *testing.T) {
 	b := open(t, Options{})
 	const heads, sk, d, dv, page = 3, 100, 576, 512, 16

@@ -12,8 +12,7 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// KernelSource is a kernel with the constants of a call, and the first dispatch in which the
-// call runs it.
+// KernelSource is a kernel with the constants of a call, and the first dispatch in which the call runs it.
 type KernelSource = source.Source
 
 // emitLimits are those of common discrete GPUs.
@@ -25,11 +24,10 @@ var emitLimits = gputypes.Limits{
 
 const emitBudget = time.Hour // of a submission: ordinary calls take one
 
-// KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
-// workgroup memory, without opening a device: all variants for prefill, the kernels of a split
-// and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
-// exp2 of the device, as where it is precise enough. c's operands need no memory. Errors are
-// those of Attention.
+// KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of workgroup memory,
+// without opening a device: all variants for prefill, the kernels of a split and of the merge for decoding, and with
+// staged those of QK, Softmax and PV. They use the exp2 of the device, as where it is precise enough. c's operands need
+// no memory. Errors are those of Attention.
 func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
 	return kernelSources(c, staged, true)
 }

@@ -47,9 +47,8 @@ func entries(t *testing.T, path string) []tune.Entry {
 	return must.Get(tunefile.Read(path))(t)
 }
 
-// The first call of a class measures its variants and stores its choice, and no bit of
-// the result changes. Later calls, also of other lengths and in other processes, measure
-// nothing.
+// The first call of a class measures its variants and stores its choice, and no bit of the result changes. Later calls,
+// also of other lengths and in other processes, measure nothing.
 func TestTuneOnFirstUse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles all variants; TestTuneConcurrently measures too")
@@ -119,8 +118,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	}
 }
 
-// A call that is cancelled while it measures returns the context's error, and the next
-// call a result.
+// A call that is cancelled while it measures returns the context's error, and the next call a result.
 func TestTuneCancelled(t *testing.T) {
 	b, dev := faulty(t, Options{Tune: TuneFirst, TuneFile: filepath.Join(t.TempDir(), "tuning.json")})
 	c := plain(t, b, 40, 70, 24)
@@ -178,8 +176,7 @@ func TestTuneConcurrently(t *testing.T) {
 	}
 }
 
-// After any failure during a measurement, the call returns a result or the error, and
-// nothing stays on the device.
+// After any failure during a measurement, the call returns a result or the error, and nothing stays on the device.
 func TestTuneFailures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures some times")

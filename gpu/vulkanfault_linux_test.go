@@ -58,10 +58,9 @@ const (
 	faultEnv     = "ATTN_VKFAULT_SWEEP" // kind, first position, end, whether a program opens the devices
 )
 
-// TestVulkanFaults makes Vulkan itself fail, below the WebGPU library: each fault at each of
-// the first calls of a session with several submissions. A session ends with the right
-// result or the right error, in time, and so does the next one. It runs in a child process,
-// which a library may abort.
+// TestVulkanFaults makes Vulkan itself fail, below the WebGPU library: each fault at each of the first calls of a
+// session with several submissions. A session ends with the right result or the right error, in time, and so does the
+// next one. It runs in a child process, which a library may abort.
 func TestVulkanFaults(t *testing.T) {
 	if os.Getenv(faultEnv) != "" {
 		sweepFaults(t)
@@ -133,8 +132,7 @@ func sweepFaults(t *testing.T) {
 	var shared bool
 	_, err := fmt.Sscan(os.Getenv(faultEnv), &kind, &first, &end, &shared)
 	check(t, err)
-	// Devices of the program are not released: go-webgpu ends the process when that waits
-	// for a lost one.
+	// Devices of the program are not released: go-webgpu ends the process when that waits for a lost one.
 	device := func() (s *Shared) {
 		if shared {
 			var err error
@@ -208,8 +206,7 @@ type faultResult struct {
 	err error
 }
 
-// faultSession runs one attention call of several submissions: on b, or on a device of its
-// own or of a program.
+// faultSession runs one attention call of several submissions: on b, or on a device of its own or of a program.
 func faultSession(b *Backend, ctx context.Context, program *Shared) (r faultResult) {
 	const sq, sk, d = 16, 2048, 64 // 8 MFLOP
 	if r.b = b; b == nil {

@@ -18,9 +18,8 @@ import (
 	"github.com/seed90331342/attn/kernels/kernelstest/must"
 )
 
-// The pure Go provider compiles WGSL with naga 0.19, whose Metal back end has defects that
-// kernels avoid. The tests below check the kernels' WGSL and Metal, and fail for a naga
-// without the defect:
+// The pure Go provider compiles WGSL with naga 0.19, whose Metal back end has defects that kernels avoid. The tests
+// below check the kernels' WGSL and Metal, and fail for a naga without the defect:
 //
 //   - a select with a scalar condition has no brackets: 1.0 / select(x, y, c) becomes
 //     1.0 / c ? y : x. Kernels use one only as a whole operand: the value of a let, var,
@@ -137,8 +136,7 @@ const fallback = ": DefaultConstructible()"
 // check is a bounds check from its start: conditions, and the value that is checked.
 var check = regexp.MustCompile(`^\s*uint\(`)
 
-// wrongChecks returns the lines of Metal in which a bounds check is an operand of an
-// operator or has its address taken.
+// wrongChecks returns the lines of Metal in which a bounds check is an operand of an operator or has its address taken.
 func wrongChecks(text string) (lines []string) {
 	for line := range strings.Lines(text) {
 		for at, rest := 0, line; ; {

@@ -169,8 +169,7 @@ func variants(f func(v Variant, departures int)) {
 	}
 }
 
-// Rendered calls f with a name and the WGSL of every variant, with -short of every option and of every
-// second pair.
+// Rendered calls f with a name and the WGSL of every variant, with -short of every option and of every second pair.
 func Rendered(t *testing.T, f func(name, src string)) {
 	pairs := 0
 	variants(func(v Variant, departures int) {

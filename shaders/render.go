@@ -38,9 +38,8 @@ func Describe(v Variant) *Kernel {
 	return k
 }
 
-// Render returns the WGSL of a variant: its constants, the declarations of common that it uses, each
-// after those that it uses itself, because gogpu's compiler (naga 0.18) misses some calls of functions
-// declared later, and the kernel.
+// Render returns the WGSL of a variant: its constants, the declarations of common that it uses, each after those that
+// it uses itself, because gogpu's compiler (naga 0.18) misses some calls of functions declared later, and the kernel.
 func Render(v Variant) (string, error) {
 	r := newRenderer(v)
 	head := r.out.String()

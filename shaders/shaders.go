@@ -1,5 +1,4 @@
-// Package shaders holds attn's WGSL, one kernel a file, and renders variants of it. It does not use a
-// device.
+// Package shaders holds attn's WGSL, one kernel a file, and renders variants of it. It does not use a device.
 //
 // A variant is a struct with the choices of its kernel:
 //
@@ -46,12 +45,10 @@ type Params interface {
 	Append(b []byte) []byte
 }
 
-// Ranged are the parameters of a kernel whose workgroups may be spread over several
-// dispatches.
+// Ranged are the parameters of a kernel whose workgroups may be spread over several dispatches.
 type Ranged interface {
 	Params
-	// SetRange sets the number of the dispatch's first workgroup, and of the first
-	// workgroup after it.
+	// SetRange sets the number of the dispatch's first workgroup, and of the first workgroup after it.
 	SetRange(first, total int)
 }
 

@@ -86,8 +86,7 @@ func features(f port.Features) (list []string) {
 	return list
 }
 
-// driverName joins the names of the API and the driver. In gogpu the driver's begins with
-// the API's.
+// driverName joins the names of the API and the driver. In gogpu the driver's begins with the API's.
 func driverName(a port.Info) string {
 	api := a.Backend.String()
 	name := api

@@ -1,18 +1,16 @@
 // Package cut divides a call so that it fits a device: the largest binding, the largest
 // buffer, the alignment of bindings, and the device memory that is left.
 //
-// The index space of a call has five axes: batches, query heads, query rows, columns
-// (keys of attention, columns of a product) and the terms of a sum. An [Operand] is a
-// tensor with the axes that it follows. A [Cutter] divides the index space into boxes
-// whose operands all fit into bindings, and each box along one inner axis into chunks:
+// The index space of a call has five axes: batches, query heads, query rows, columns (keys of attention, columns of a
+// product) and the terms of a sum. An [Operand] is a tensor with the axes that it follows. A [Cutter] divides the index
+// space into boxes whose operands all fit into bindings, and each box along one inner axis into chunks:
 //
 //	space ──► boxes, independent of one another
 //	box   ──► chunks, each of which continues from the state of the one before
 //
-// [Operand.View] returns the window that a box needs, with the strides that find an
-// element in it. Elements that are in host memory, or too far apart to be bound, have a
-// [Staged] window: package queue fills a buffer with them before the step that reads
-// them, and copies it back after a step that writes them.
+// [Operand.View] returns the window that a box needs, with the strides that find an element in it. Elements that are in
+// host memory, or too far apart to be bound, have a [Staged] window: package queue fills a buffer with them before the
+// step that reads them, and copies it back after a step that writes them.
 package cut
 
 import (

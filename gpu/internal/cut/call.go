@@ -7,8 +7,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/modtext"
 )
 
-// MaxValueDim is the largest head size of values in one pass: the registers of a
-// workgroup hold a row of the output.
+// MaxValueDim is the largest head size of values in one pass: the registers of a workgroup hold a row of the output.
 const MaxValueDim = 256
 
 // Pairs are the operands of a problem with an element for each pair of a row and a key.
@@ -119,10 +118,9 @@ func (o *Call) Collect(bound bool) {
 	o.K.Gathered, o.V.Gathered = collect && !o.K.OnHost, collect && !o.V.OnHost
 }
 
-// Slices divides c along the columns of V and O into calls whose values have at most
-// MaxValueDim columns: c itself if it has few enough. Each computes the scores again, so
-// the bits of a row are those of a call with these columns alone. The first one also
-// computes LSE.
+// Slices divides c along the columns of V and O into calls whose values have at most MaxValueDim columns: c itself if
+// it has few enough. Each computes the scores again, so the bits of a row are those of a call with these columns alone.
+// The first one also computes LSE.
 func Slices(c *backend.Call) ([]*backend.Call, error) {
 	dv := c.V.Shape()[backend.Dim]
 	if dv <= MaxValueDim {

@@ -18,8 +18,7 @@ type Cutter struct {
 	Inner    int // the axis of the chunks
 	// Granule divides the length of every chunk along the inner axis but the last.
 	Granule int
-	// Most bounds the length of a box along each axis, and that of a chunk along the inner
-	// one; 0 is no bound.
+	// Most bounds the length of a box along each axis, and that of a chunk along the inner one; 0 is no bound.
 	Most [axes]int
 	// Share multiplies the bound on chunks. It is less than 1 near a deadline.
 	Share float64
@@ -41,10 +40,9 @@ type Cutter struct {
 	one        [1]Cut // of Boxes: most calls are one box
 }
 
-// MaxLoops bounds the number of loop iterations of one thread of a dispatch. Mesa's
-// software driver counts them and silently ends every loop after 65,535
-// (LP_MAX_TGSI_LOOP_ITERATIONS); 60,000 leaves room for what is outside the main loop.
-// No hardware has such a limit.
+// MaxLoops bounds the number of loop iterations of one thread of a dispatch. Mesa's software driver counts them and
+// silently ends every loop after 65,535 (LP_MAX_TGSI_LOOP_ITERATIONS); 60,000 leaves room for what is outside the main
+// loop. No hardware has such a limit.
 const MaxLoops = 60000
 
 // LongestChunk returns the largest length of a chunk, in whole granules, for which a thread
@@ -60,9 +58,8 @@ func LongestChunk(granule, loops int, ops, maxOps float64) int {
 // maxStateBytes bounds the state of a box and a staged window.
 const maxStateBytes = 64 << 20
 
-// New returns a Cutter for operands on a device. It decides which operands are staged:
-// operands of a plan have no memory, and count as where Alloc and Upload would place
-// them, in the order of operands.
+// New returns a Cutter for operands on a device. It decides which operands are staged: operands of a plan have no
+// memory, and count as where Alloc and Upload would place them, in the order of operands.
 func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
 	most := min(l.Binding, l.Buffer, maxStateBytes) &^ 3
 	c := &Cutter{
@@ -217,8 +214,7 @@ func (c *Cutter) grain(axis int) int {
 	return 1
 }
 
-// smallest returns the bytes that the smallest part of o for a workgroup spans, with the
-// alignment of a window.
+// smallest returns the bytes that the smallest part of o for a workgroup spans, with the alignment of a window.
 func (c *Cutter) smallest(o *Operand) uint64 {
 	n := uint64(1)
 	for i, a := range o.Axes {
@@ -237,9 +233,8 @@ func (c *Cutter) smallest(o *Operand) uint64 {
 	return n*uint64(o.T.DType().Size()) + max(c.Align, 4)
 }
 
-// tooLarge returns the operand with the largest window that does not fit, and the size
-// of that window. Streamed windows have one share of the room for those that stay while
-// a box goes from chunk to chunk, and one for those of a chunk.
+// tooLarge returns the operand with the largest window that does not fit, and the size of that window. Streamed windows
+// have one share of the room for those that stay while a box goes from chunk to chunk, and one for those of a chunk.
 func (c *Cutter) tooLarge(x Box) (*Operand, uint64) {
 	var sum, most [2]uint64
 	var widest [2]*Operand

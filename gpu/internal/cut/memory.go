@@ -21,8 +21,7 @@ type Limits struct {
 // in the tensor is aligned in its part.
 const partAlign = 4 << 10
 
-// Part returns the largest size of a tensor in one buffer. Larger tensors take several
-// buffers of that size.
+// Part returns the largest size of a tensor in one buffer. Larger tensors take several buffers of that size.
 func (l Limits) Part() uint64 { return max(l.Buffer/partAlign*partAlign, partAlign) }
 
 // Memory is a bound on device memory and what tensors use of it, in bytes.
@@ -31,8 +30,7 @@ type Memory struct {
 	Used  int64
 }
 
-// Of bounded memory, tensors take up to 5/8 and the pool up to 1/8. At least 1/4 is left
-// for streaming.
+// Of bounded memory, tensors take up to 5/8 and the pool up to 1/8. At least 1/4 is left for streaming.
 const tensorEighths, poolEighths = 5, 1
 
 // Fits reports whether device memory has room for another tensor of so many bytes.
@@ -57,11 +55,10 @@ func (m Memory) Room() uint64 {
 	return uint64(max(m.Bound-m.Pool()-m.Used, 0))
 }
 
-// RoomShares is the number of shares of the room for streaming: one each for windows
-// that stay while a box goes through its chunks, for the windows of a chunk, for those of
-// the next chunk, which are uploaded while the device computes, for the state, for what
-// is downloaded, and for rounding up the sizes of buffers. HeldShares are for windows,
-// with the rounding.
+// RoomShares is the number of shares of the room for streaming: one each for windows that stay while a box goes through
+// its chunks, for the windows of a chunk, for those of the next chunk, which are uploaded while the device computes,
+// for the state, for what is downloaded, and for rounding up the sizes of buffers. HeldShares are for windows, with the
+// rounding.
 const RoomShares, HeldShares = 6, 4
 
 // Buffer is memory on a device.
@@ -72,8 +69,7 @@ type Buffer interface {
 	Release()
 }
 
-// Window is a span of a buffer that is bound. Buf is nil for operands that a call does
-// not have.
+// Window is a span of a buffer that is bound. Buf is nil for operands that a call does not have.
 type Window struct {
 	Buf    Buffer
 	Offset uint64
@@ -86,8 +82,7 @@ type Copy struct {
 	SrcOffset, DstOffset, Size uint64
 }
 
-// Store is the memory behind a tensor: consecutive buffers of the device, or host memory
-// that calls stream from and to.
+// Store is the memory behind a tensor: consecutive buffers of the device, or host memory that calls stream from and to.
 type Store struct {
 	Parts []Buffer
 	Part  uint64 // bytes of each part but the last
@@ -202,10 +197,9 @@ func SameOrder(shape backend.Shape, a, b backend.Strides) bool {
 	return Extent(shape, a) == shape.Elements()
 }
 
-// Pack reads elements of src with strides ss and passes them to write as they are to be
-// placed with strides ds. Gaps get unspecified bytes. Offsets and lengths are multiples
-// of 4, so up to 3 bytes follow the last element. No write is longer than TransferBytes
-// unless a row is.
+// Pack reads elements of src with strides ss and passes them to write as they are to be placed with strides ds. Gaps
+// get unspecified bytes. Offsets and lengths are multiples of 4, so up to 3 bytes follow the last element. No write is
+// longer than TransferBytes unless a row is.
 func Pack(ctx context.Context, ds backend.Strides, src []byte, ss backend.Strides, shape backend.Shape, size int, write func(at uint64, data []byte) error) error {
 	total := Extent(shape, ds) * size
 	if SameOrder(shape, ds, ss) {

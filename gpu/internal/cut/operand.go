@@ -17,8 +17,7 @@ type Operand struct {
 	// Diagonal, unless 0, is the number of query rows of a call in which row i and key j
 	// share element j-i+Diagonal-1 of the last axis.
 	Diagonal int
-	// Pages, unless nil, means that the tensor is a pool of pages. Axes are then those of
-	// the keys in the pages.
+	// Pages, unless nil, means that the tensor is a pool of pages. Axes are then those of the keys in the pages.
 	Pages *Pages
 	// Listed means that kernels find elements of the last axis, which is Whole, by the positions of listed keys.
 	Listed bool
@@ -61,10 +60,9 @@ type View struct {
 	Strides backend.Strides
 }
 
-// View returns the window of o that contains what x needs, from a multiple of align
-// bytes. A missing operand has the zero View. Base of an operand with blocks is where
-// block 0 would be. Along a diagonal, the next row is one element back. Kernels compute
-// indices modulo 2^32, so a negative base or stride is correct.
+// View returns the window of o that contains what x needs, from a multiple of align bytes. A missing operand has the
+// zero View. Base of an operand with blocks is where block 0 would be. Along a diagonal, the next row is one element
+// back. Kernels compute indices modulo 2^32, so a negative base or stride is correct.
 func (o *Operand) View(x Box, align uint64) View {
 	if o.T.IsZero() {
 		return View{}

@@ -7,8 +7,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// pageSlack is the number of keys beyond a batch's last that a kernel may look up: those
-// of its tile.
+// pageSlack is the number of keys beyond a batch's last that a kernel may look up: those of its tile.
 const pageSlack = 128
 
 // Pages describes how a call reads keys and values from pools of pages. Kernels look
@@ -89,9 +88,8 @@ func (p *Pages) Bytes(k, v backend.Strides) (data []byte) {
 // At returns the position of the pages of batch b in the table.
 func (p *Pages) At(b int) int { return b * p.Width * p.words }
 
-// collected returns the window of the keys of some batches and heads that are in pages.
-// Pages follow one another, batch after batch, and keep the order of their axes. The
-// window's contents are unspecified where a batch has no page.
+// collected returns the window of the keys of some batches and heads that are in pages. Pages follow one another, batch
+// after batch, and keep the order of their axes. The window's contents are unspecified where a batch has no page.
 func (o *Operand) collected(lo, hi [4]int) View {
 	size, keys := uint64(o.T.DType().Size()), o.Pages.Size
 	step := func(axis int) uint64 { return uint64(o.T.Strides()[axis]) * size }

@@ -7,14 +7,12 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Staged stands in a window for a buffer that does not exist yet: the elements are in
-// host memory, or not a span of one buffer. The step that needs the window gets a buffer
-// that was filled with the elements.
+// Staged stands in a window for a buffer that does not exist yet: the elements are in host memory, or not a span of one
+// buffer. The step that needs the window gets a buffer that was filled with the elements.
 type Staged struct {
 	Of   *Operand
 	size uint64
-	// Lo and Hi are the part of a tensor in host memory, or of the keys in pages. Strides
-	// are those of the window.
+	// Lo and Hi are the part of a tensor in host memory, or of the keys in pages. Strides are those of the window.
 	Lo, Hi  [4]int
 	Strides backend.Strides
 	// Runs are the spans of device memory, or of a pool of pages, that fill the window.
@@ -86,8 +84,7 @@ func (r Run) Words() Run { return Run{r.Lo &^ 3, (r.Hi + 3) &^ 3, 0} }
 // kernel may load as a vector of four words in the tensor is aligned in the window too.
 const stagedAlign = 16
 
-// byStride returns the axes from lo to hi with more than one index and a stride other than
-// zero, by increasing stride.
+// byStride returns the axes from lo to hi with more than one index and a stride other than zero, by increasing stride.
 func byStride(lo, hi [4]int, strides backend.Strides) []int {
 	axes := make([]int, 0, 4)
 	for i := range strides {
@@ -120,9 +117,8 @@ func (o *Operand) uploaded(lo, hi [4]int) View {
 // what is between them: a copy for each element would cost more.
 const nearBytes = 64
 
-// gathered returns the window of a part of a tensor that is too far apart to be bound.
-// first is the byte of its first element. Neighbours are moved as runs, one for each
-// index of the other axes.
+// gathered returns the window of a part of a tensor that is too far apart to be bound. first is the byte of its first
+// element. Neighbours are moved as runs, one for each index of the other axes.
 func (o *Operand) gathered(lo, hi [4]int, first uint64) View {
 	size := uint64(o.T.DType().Size())
 	a := &Staged{Of: o}
@@ -139,8 +135,7 @@ func (o *Operand) gathered(lo, hi [4]int, first uint64) View {
 		axes = axes[1:]
 	}
 	base := first % stagedAlign
-	// The next run begins after the last word, as far beyond a multiple of stagedAlign as in
-	// the tensor.
+	// The next run begins after the last word, as far beyond a multiple of stagedAlign as in the tensor.
 	runs, end := o.repeat(a, Run{Lo: first, To: base}, axes, lo, hi, span+3)
 	for _, r := range runs {
 		a.Runs = append(a.Runs, Run{r.Lo &^ 3, (r.Lo + span + 3) &^ 3, r.To &^ 3})

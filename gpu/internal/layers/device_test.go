@@ -20,8 +20,7 @@ func onCPU(t *testing.T) *kernels.Device {
 	return dev
 }
 
-// onGPU returns a device that the test closes. Without an adapter it skips the test, but
-// fails under CI.
+// onGPU returns a device that the test closes. Without an adapter it skips the test, but fails under CI.
 func onGPU(t *testing.T) *kernels.Device {
 	t.Helper()
 	dev, err := kernels.Open("gpu")

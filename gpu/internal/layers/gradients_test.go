@@ -153,10 +153,9 @@ func (l *layer64) loss(x, z, dy []float64) float64 {
 
 // TestLayerGradients compares all gradients of a layer with central differences in float64.
 //
-// Six products follow each other between dy and dx, each sum of at most 64 terms has an
-// error of 6·√64·u times its magnitudes, which exceed the largest gradient less than 16 times
-// here: 6·48·16·u < 3e-4 of the largest one. The differences, with a step of 1e-5, are exact to
-// 1e-8. A forgotten term changes gradients by their own size.
+// Six products follow each other between dy and dx, each sum of at most 64 terms has an error of 6·√64·u times its
+// magnitudes, which exceed the largest gradient less than 16 times here: 6·48·16·u < 3e-4 of the largest one. The
+// differences, with a step of 1e-5, are exact to 1e-8. A forgotten term changes gradients by their own size.
 func TestLayerGradients(t *testing.T) {
 	for _, c := range []struct {
 		name      string

@@ -40,8 +40,7 @@ func (c *counting) Download(ctx context.Context, host, src kernels.Tensor) error
 	return c.Backend.Download(ctx, host, src)
 }
 
-// TestLayersStayOnTheDevice: a layer downloads nothing and uploads only the angles, unless
-// they are given.
+// TestLayersStayOnTheDevice: a layer downloads nothing and uploads only the angles, unless they are given.
 func TestLayersStayOnTheDevice(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		on := count(dev)

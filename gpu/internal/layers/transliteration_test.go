@@ -19,9 +19,8 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// transliterator is a trained encoder and decoder (Vaswani et al. 2017, layers normalised
-// before): the test model aren-transliteration of CTranslate2, from Arabic to Latin
-// letters. Attention and linear layers run on the device.
+// transliterator is a trained encoder and decoder (Vaswani et al. 2017, layers normalised before): the test model
+// aren-transliteration of CTranslate2, from Arabic to Latin letters. Attention and linear layers run on the device.
 type transliterator struct {
 	t        *testing.T
 	dev      *kernels.Device
@@ -97,8 +96,7 @@ func (x *transliterator) variable(name string) variable {
 	return v
 }
 
-// linear returns rows lo to hi-1 of a weight, [outputs, inputs], transposed, and the same
-// elements of its bias.
+// linear returns rows lo to hi-1 of a weight, [outputs, inputs], transposed, and the same elements of its bias.
 func (x *transliterator) linear(name string, lo, hi int) (w, b kernels.Tensor) {
 	all := x.variable(name + "/weight")
 	w = must.Get(nn.Transposed(all.data[lo*all.cols:hi*all.cols], all.cols))(x.t)
@@ -245,9 +243,8 @@ func (x *transliterator) transliterate(word, prefix string) string {
 	return out
 }
 
-// TestTransliteration runs a trained model with cross attention on each CPU tier and on the
-// GPU. What it writes is stated in CTranslate2's translator_test.cc: TranslateBatch and
-// TranslateBatchWithHardPrefixAndEmpty.
+// TestTransliteration runs a trained model with cross attention on each CPU tier and on the GPU. What it writes is
+// stated in CTranslate2's translator_test.cc: TranslateBatch and TranslateBatchWithHardPrefixAndEmpty.
 func TestTransliteration(t *testing.T) {
 	test := func(t *testing.T, dev *kernels.Device, words int) {
 		x := loadTransliterator(t, dev)
@@ -275,8 +272,7 @@ func TestTransliteration(t *testing.T) {
 	})
 }
 
-// TestRecording compares the queries, keys and values of a word with those that every
-// backend is tested with.
+// TestRecording compares the queries, keys and values of a word with those that every backend is tested with.
 func TestRecording(t *testing.T) {
 	dev, recorder := kernelstest.Record(t, cpu.New(cpu.Options{}))
 	loadTransliterator(t, dev).transliterate("آتزمون", "atzmon")

@@ -66,8 +66,7 @@ func TestExp2(t *testing.T) {
 	}
 }
 
-// A context that has ended and a kernel that does not compile are errors, and nothing stays on
-// the device.
+// A context that has ended and a kernel that does not compile are errors, and nothing stays on the device.
 func TestExp2Fails(t *testing.T) {
 	d := open(t, gputypes.Limits{})
 	before := d.Port.Live()

@@ -21,9 +21,8 @@ func NewAdapter(raw LibraryAdapter) *Adapter { return &Adapter{LibraryAdapter: r
 // Release releases the adapter. Devices opened from it remain valid.
 func (a *Adapter) Release() { a.once.Do(a.LibraryAdapter.Release) }
 
-// Open opens a device with exactly these limits: those of Limits, with maxima lowered or
-// alignments raised. It returns ErrInvalid for limits beyond those of the adapter and ErrLost
-// when the device does not start.
+// Open opens a device with exactly these limits: those of Limits, with maxima lowered or alignments raised. It returns
+// ErrInvalid for limits beyond those of the adapter and ErrLost when the device does not start.
 func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 	var lib Library
 	err := Within(l, a.Limits())
@@ -31,9 +30,8 @@ func (a *Adapter) Open(l gputypes.Limits) (Device, error) {
 		lib, err = a.LibraryAdapter.Open(l)
 	}
 	if err != nil {
-		// After a loss the library may not be called any more. For lack of memory wgpu-native drops
-		// Vulkan's device without destroying it: the adapter keeps the instance, which has to outlive
-		// its devices.
+		// After a loss the library may not be called any more. For lack of memory wgpu-native drops Vulkan's device
+		// without destroying it: the adapter keeps the instance, which has to outlive its devices.
 		if errors.Is(err, ErrLost) || errors.Is(err, ErrMemory) {
 			a.once.Do(func() {})
 		}
@@ -64,8 +62,7 @@ func CopyFields(to, from any) {
 	}
 }
 
-// Within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
-// a program's device.
+// Within returns ErrInvalid when limits that compute uses exceed those of an adapter or of a program's device.
 func Within(limits, most gputypes.Limits) error {
 	for _, name := range []string{
 		"MaxBufferSize", "MaxStorageBufferBindingSize", "MaxStorageBuffersPerShaderStage", "MaxComputeWorkgroupStorageSize",

@@ -17,9 +17,8 @@ const (
 	StampBytes = 16
 )
 
-// A tick is measured between two readings that are calibrateTime apart, each the narrowest of
-// calibrateTries: some 50 µs wide on an idle machine. A tick within nanosecond of 1 ns counts as
-// exactly that, the one of most drivers.
+// A tick is measured between two readings that are calibrateTime apart, each the narrowest of calibrateTries: some 50
+// µs wide on an idle machine. A tick within nanosecond of 1 ns counts as exactly that, the one of most drivers.
 const (
 	calibrateTime  = 50 * time.Millisecond
 	calibrateTries = 5

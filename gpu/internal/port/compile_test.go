@@ -100,8 +100,7 @@ func TestErrorsDuringCompilation(t *testing.T) {
 	}
 }
 
-// After a loss every call returns ErrLost, Release and Close work in any order, and
-// another device opens.
+// After a loss every call returns ErrLost, Release and Close work in any order, and another device opens.
 func TestLost(t *testing.T) {
 	d := open(t, nil)
 	must.Do(t, d.Lost())

@@ -13,8 +13,7 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// device implements Device over a library: it validates arguments, tracks objects, keeps bind
-// groups and bounds waits.
+// device implements Device over a library: it validates arguments, tracks objects, keeps bind groups and bounds waits.
 type device struct {
 	lib      Library
 	traits   Traits
@@ -50,15 +49,13 @@ type pipeline struct {
 	d   *device
 	raw Object
 	id  uint64
-	// dynamic is the binding whose offset is set by the dispatch and not by the bind
-	// group, or -1.
+	// dynamic is the binding whose offset is set by the dispatch and not by the bind group, or -1.
 	dynamic int
 }
 
-// causes are the texts by which the libraries name a cause that their errors do not: in
-// wgpu-native the errors of its devices, which its error scopes take for violated rules,
-// in Dawn and gogpu the results of Vulkan. After a failed submission gogpu waits forever for
-// semaphores that nothing signals: the device is lost, whatever the result.
+// causes are the texts by which the libraries name a cause that their errors do not: in wgpu-native the errors of its
+// devices, which its error scopes take for violated rules, in Dawn and gogpu the results of Vulkan. After a failed
+// submission gogpu waits forever for semaphores that nothing signals: the device is lost, whatever the result.
 var causes = []struct {
 	text *regexp.Regexp
 	kind error
@@ -340,10 +337,9 @@ func (d *device) record(c *Command) error {
 	return d.bind(&d.steps[len(d.steps)-1], p, c.Bindings)
 }
 
-// bind sets the bind group of a dispatch and the offset of its dynamic binding, if it has one. It
-// checks the spans because gogpu does not, and shaders run there without index clamps.
-// Multiples of the library's dynamicStep are the dynamic offset, the rest is part of the group:
-// calls find their group again wherever their parameters lie.
+// bind sets the bind group of a dispatch and the offset of its dynamic binding, if it has one. It checks the spans
+// because gogpu does not, and shaders run there without index clamps. Multiples of the library's dynamicStep are the
+// dynamic offset, the rest is part of the group: calls find their group again wherever their parameters lie.
 func (d *device) bind(s *Step, p *pipeline, bindings []Binding) (err error) {
 	if len(bindings) > MaxBindings {
 		return fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)

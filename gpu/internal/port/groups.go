@@ -10,8 +10,7 @@ import (
 // uses a few. Programs that need more use other windows each time.
 const maxGroups = 256
 
-// MaxBindings is the most bindings of a dispatch: attn's kernels have up to 11
-// storage buffers and a uniform.
+// MaxBindings is the most bindings of a dispatch: attn's kernels have up to 11 storage buffers and a uniform.
 const MaxBindings = 12
 
 // groupKey identifies a bind group by the numbers of its pipeline and buffers. Numbers
@@ -23,8 +22,7 @@ type groupKey struct {
 
 type groupSpan struct{ buffer, offset, size uint64 }
 
-// group is a bind group. A device keeps some, because creating one costs more than the rest of
-// a dispatch.
+// group is a bind group. A device keeps some, because creating one costs more than the rest of a dispatch.
 type group struct {
 	raw  Object
 	used Ticket // the last submission before it was used

@@ -6,15 +6,13 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// Object is an object of a library: a buffer, a pipeline, a bind group or a set of queries. Buffers
-// can be compared.
+// Object is an object of a library: a buffer, a pipeline, a bind group or a set of queries. Buffers can be compared.
 type Object any
 
-// Library is an open device of a WebGPU library. The packages below this one implement it, and the
-// Device of this package calls it, with valid arguments. The device's lock is held around every
-// call but CreatePipeline: errors of wgpu-native reach one state of the device, and gogpu must not
-// release a buffer while a submission that binds it is being recorded. A Library is also a Mapper or
-// a Waiter.
+// Library is an open device of a WebGPU library. The packages below this one implement it, and the Device of this
+// package calls it, with valid arguments. The device's lock is held around every call but CreatePipeline: errors of
+// wgpu-native reach one state of the device, and gogpu must not release a buffer while a submission that binds it is
+// being recorded. A Library is also a Mapper or a Waiter.
 type Library interface {
 	// Traits returns what Device has to know of the library.
 	Traits() Traits

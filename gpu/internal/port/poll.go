@@ -7,13 +7,11 @@ import (
 	"time"
 )
 
-// spinTime is the time for which a wait only yields between polls, when it begins and around
-// its expected end: about that of a short kernel. The shortest sleep is a millisecond where
-// timers are coarse.
+// spinTime is the time for which a wait only yields between polls, when it begins and around its expected end: about
+// that of a short kernel. The shortest sleep is a millisecond where timers are coarse.
 const spinTime = 200 * time.Microsecond
 
-// pause passes the time between two polls of a wait that began at start and is expected to end at
-// due.
+// pause passes the time between two polls of a wait that began at start and is expected to end at due.
 func pause(ctx context.Context, l Library, start, due time.Time) {
 	if w, ok := l.(Waiter); ok {
 		w.Pause(ctx)

@@ -1,10 +1,8 @@
-// Package port is the part of WebGPU that attn uses, as one small interface: list
-// adapters, open a device, create buffers and compute pipelines, submit dispatches and
-// copies, wait, read back, release.
+// Package port is the part of WebGPU that attn uses, as one small interface: list adapters, open a device, create
+// buffers and compute pipelines, submit dispatches and copies, wait, read back, release.
 //
-// Each library has a package below this one, which implements Library. Package loaded opens any
-// webgpu.h library, such as Dawn's, when a native program runs. Each binary contains one of three
-// others:
+// Each library has a package below this one, which implements Library. Package loaded opens any webgpu.h library, such
+// as Dawn's, when a native program runs. Each binary contains one of three others:
 //
 //   - native is github.com/rajveermalviya/go-webgpu/wgpu, through cgo, on linux/amd64,
 //     darwin and windows/amd64;
@@ -12,11 +10,10 @@
 //   - pure is github.com/gogpu/wgpu, pure Go, everywhere else, with CGO_ENABLED=0, and
 //     with the build tag gogpu.
 //
-// The first and the last cannot be linked together: gogpu needs Go's own linker, and the static
-// library of go-webgpu an external one. Package libraries chooses. This package has the rules that
-// all share, and with the libraries' packages it hides their differences: callbacks
-// that panic by default, maps that need polling, waits that give up, objects that must
-// be released in order, a browser in which nothing may block.
+// The first and the last cannot be linked together: gogpu needs Go's own linker, and the static library of go-webgpu an
+// external one. Package libraries chooses. This package has the rules that all share, and with the libraries' packages
+// it hides their differences: callbacks that panic by default, maps that need polling, waits that give up, objects that
+// must be released in order, a browser in which nothing may block.
 //
 // Every failure is an error that wraps one of the sentinels of this package.
 package port
@@ -34,11 +31,9 @@ import (
 var (
 	// ErrNoAdapter reports that there is no WebGPU adapter: no driver, no device.
 	ErrNoAdapter = errors.New("no WebGPU adapter")
-	// ErrLost reports a device that was removed or makes no progress. Every later call
-	// on the device returns it.
+	// ErrLost reports a device that was removed or makes no progress. Every later call on the device returns it.
 	ErrLost = errors.New("WebGPU device lost")
-	// ErrShader reports WGSL that does not compile, or that exceeds the device's
-	// workgroup size or workgroup memory.
+	// ErrShader reports WGSL that does not compile, or that exceeds the device's workgroup size or workgroup memory.
 	ErrShader = errors.New("shader not accepted")
 	// ErrMemory reports a buffer for which the device has no memory.
 	ErrMemory = errors.New("device out of memory")
@@ -52,10 +47,9 @@ var (
 	ErrReleased = errors.New("WebGPU buffer was released")
 )
 
-// stallLimit is the time after which a device with an unfinished submission counts as
-// lost. Submissions take far less than a second, and the watchdogs of drivers act after
-// 2 to 10 s, but a software driver on a busy machine takes longer. Only waits without a
-// deadline last that long.
+// stallLimit is the time after which a device with an unfinished submission counts as lost. Submissions take far less
+// than a second, and the watchdogs of drivers act after 2 to 10 s, but a software driver on a busy machine takes
+// longer. Only waits without a deadline last that long.
 const stallLimit = 2 * time.Minute
 
 // HangLimit is the time for which Close waits for a device that ends no submission.
@@ -65,17 +59,15 @@ const HangLimit = 20 * time.Second
 type Device interface {
 	// Limits returns the limits of Open.
 	Limits() gputypes.Limits
-	// Features returns what kernels may use beyond WGSL's core. The device has all of its
-	// adapter's.
+	// Features returns what kernels may use beyond WGSL's core. The device has all of its adapter's.
 	Features() Features
 	// CreateBuffer returns a zeroed buffer of size bytes, a positive multiple of 4. It
 	// returns ErrMemory when there is no room and ErrInvalid above MaxBufferSize.
 	CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error)
-	// Import returns a buffer that the program has made on this device, see Share. Its
-	// Release ends the use of the buffer here and leaves it to the program. It returns
-	// ErrInvalid for a buffer without the usages of ImportUsage, one that is mapped and
-	// one that is imported already, ErrForeign for one of another device and ErrReleased
-	// for one that was released.
+	// Import returns a buffer that the program has made on this device, see Share. Its Release ends the use of the
+	// buffer here and leaves it to the program. It returns ErrInvalid for a buffer without the usages of ImportUsage,
+	// one that is mapped and one that is imported already, ErrForeign for one of another device and ErrReleased for one
+	// that was released.
 	Import(b any) (Buffer, error)
 	// CreatePipeline compiles a compute shader. It returns ErrShader with the
 	// compiler's message when the shader is rejected.
@@ -90,17 +82,15 @@ type Device interface {
 	// ok is false with gogpu, on devices without timestamps, and for all but the last few
 	// submissions.
 	Took(t Ticket) (took time.Duration, ok bool, err error)
-	// Wait waits for a submission and all earlier ones, which are expected to end at due,
-	// and reports whether they had not ended yet. It returns the context's error, and
-	// ErrLost when the device is lost or makes no progress.
+	// Wait waits for a submission and all earlier ones, which are expected to end at due, and reports whether they had
+	// not ended yet. It returns the context's error, and ErrLost when the device is lost or makes no progress.
 	Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error)
 	// Hung reports whether submissions are running and none has ended for HangLimit.
 	Hung() bool
 	// Read copies from a buffer with usage MapRead that no running submission uses.
 	// offset is a multiple of 8, and len(dst) of 4.
 	Read(b Buffer, offset uint64, dst []byte) error
-	// Lost returns an error that wraps ErrLost once a call has seen the loss of the
-	// device, else nil.
+	// Lost returns an error that wraps ErrLost once a call has seen the loss of the device, else nil.
 	Lost() error
 	// Live counts the objects that were created and not released.
 	Live() Live
@@ -114,8 +104,7 @@ type Device interface {
 type Features struct {
 	// F16 allows "enable f16;" and 16-bit storage.
 	F16 bool
-	// SubgroupMin and SubgroupMax bound the lanes of a subgroup. They are 0 where
-	// "enable subgroups;" is not allowed.
+	// SubgroupMin and SubgroupMax bound the lanes of a subgroup. They are 0 where "enable subgroups;" is not allowed.
 	SubgroupMin, SubgroupMax uint32
 	// Matrices are the shapes of the adapter's subgroup matrices, of which kernels use no others.
 	// It is empty where "enable chromium_experimental_subgroup_matrix;" is not allowed.
@@ -124,10 +113,9 @@ type Features struct {
 	Unreached bool
 }
 
-// Matrix is a shape of subgroup matrices: an M×K matrix times a K×N matrix of the component type is
-// added to an M×N matrix of the result type. WGSL writes the columns first:
-// subgroup_matrix_left<Component, K, M>, subgroup_matrix_right<Component, N, K> and
-// subgroup_matrix_result<Result, N, M>.
+// Matrix is a shape of subgroup matrices: an M×K matrix times a K×N matrix of the component type is added to an M×N
+// matrix of the result type. WGSL writes the columns first: subgroup_matrix_left<Component, K, M>,
+// subgroup_matrix_right<Component, N, K> and subgroup_matrix_result<Result, N, M>.
 type Matrix struct {
 	M, N, K           uint32
 	Component, Result Component
@@ -198,8 +186,7 @@ type Command struct {
 	Pipeline Pipeline
 	Bindings []Binding
 	Groups   [3]uint32
-	// A copy copies Size bytes of Src from SrcOffset to Dst at DstOffset, all multiples
-	// of 4. Src and Dst must differ.
+	// A copy copies Size bytes of Src from SrcOffset to Dst at DstOffset, all multiples of 4. Src and Dst must differ.
 	Src, Dst             Buffer
 	SrcOffset, DstOffset uint64
 	Size                 uint64
@@ -211,8 +198,7 @@ type Ticket uint64
 // Live counts objects.
 type Live struct {
 	Buffers, Pipelines int
-	// Groups are the bind groups that are kept for later dispatches with the same
-	// pipeline and bindings.
+	// Groups are the bind groups that are kept for later dispatches with the same pipeline and bindings.
 	Groups int
 	// Bytes is the sum of the buffers' sizes.
 	Bytes uint64

@@ -24,8 +24,7 @@ const (
 	staging = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
 )
 
-// adapter returns the first adapter. Without one it skips the test, or fails it if the
-// environment has CI=true.
+// adapter returns the first adapter. Without one it skips the test, or fails it if the environment has CI=true.
 func adapter(t *testing.T) *port.Adapter {
 	t.Helper()
 	all, err := libraries.Adapters("")
@@ -103,8 +102,7 @@ func words(w ...uint32) []byte {
 	return b
 }
 
-// roundTrip doubles four numbers twice in one submission and reads them back. The input
-// is bound at an offset.
+// roundTrip doubles four numbers twice in one submission and reads them back. The input is bound at an offset.
 func roundTrip(d port.Device) error {
 	p, err := d.CreatePipeline(doublerDesc)
 	if err != nil {
@@ -272,8 +270,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		return wall, device, ok
 	}
 	timed(1) // compiles, and starts the clock
-	// Other programs only add to a time, so the shortest times of enough attempts are
-	// proportional to the work.
+	// Other programs only add to a time, so the shortest times of enough attempts are proportional to the work.
 	var least [2]time.Duration
 	for attempt := 0; attempt < 3 || attempt < 30 && least[1] < 4*least[0]; attempt++ {
 		for n, dispatches := range []int{1, 8} {
@@ -359,8 +356,7 @@ func TestGroupsAreKept(t *testing.T) {
 	must.Fail(t, "a dispatch on a buffer that was released", must.Err(d.Submit([]port.Command{window(0)}, false)), port.ErrInvalid)
 }
 
-// A let declaration keeps the value that it read from memory, and its components,
-// despite later writes.
+// A let declaration keeps the value that it read from memory, and its components, despite later writes.
 func TestNamesKeepTheirValues(t *testing.T) {
 	d := open(t, nil)
 	for what, body := range map[string]string{

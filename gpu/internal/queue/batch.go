@@ -34,8 +34,7 @@ type dispatch struct {
 	offset uint64 // of the parameters in the batch
 }
 
-// batch is the submission that is being assembled. Its slices are used again by later
-// calls.
+// batch is the submission that is being assembled. Its slices are used again by later calls.
 type batch struct {
 	list    []dispatch
 	data    []byte // parameters as they are written to the ring
@@ -47,8 +46,7 @@ type batch struct {
 	bindings []port.Binding
 }
 
-// add queues a dispatch, and submits what is queued before it when both together exceed
-// a submission.
+// add queues a dispatch, and submits what is queued before it when both together exceed a submission.
 func (r *Runner) add(x *dispatch) error {
 	if r.rehearsal {
 		r.total += x.work
@@ -216,8 +214,7 @@ type ring struct {
 // ringBytes is the size of the ring.
 const ringBytes = 1 << 20
 
-// ringStep divides where the parameters of a submission begin. With one provider, bind groups
-// depend on the remainder.
+// ringStep divides where the parameters of a submission begin. With one provider, bind groups depend on the remainder.
 const ringStep = 256
 
 func newRing(dev port.Device) (r ring, err error) {

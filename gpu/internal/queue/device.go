@@ -149,12 +149,10 @@ func (d *Device) Memory() cut.Memory {
 	return cut.Memory{Bound: d.bound.Load(), Used: d.tensors.Load()}
 }
 
-// ErrFull reports that device memory has no room for a tensor, which then stays in host
-// memory.
+// ErrFull reports that device memory has no room for a tensor, which then stays in host memory.
 var ErrFull = errors.New("device memory is full")
 
-// Reserve counts bytes of device memory as used by a tensor. It returns ErrFull when
-// that exceeds the bound.
+// Reserve counts bytes of device memory as used by a tensor. It returns ErrFull when that exceeds the bound.
 func (d *Device) Reserve(bytes int64) error {
 	for {
 		m := d.Memory()

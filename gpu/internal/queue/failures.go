@@ -28,8 +28,7 @@ type failure struct {
 	reported bool // a call has returned it
 }
 
-// begin returns a call that writes to out and reads in. It returns the failure of a call
-// that wrote to them.
+// begin returns a call that writes to out and reads in. It returns the failure of a call that wrote to them.
 func (s *sent) begin(name string, out []Output, in []*cut.Store) (*inFlight, error) {
 	c := &inFlight{name: name, out: out}
 	s.mu.Lock()
@@ -112,8 +111,7 @@ func (s *sent) noteEnd(c *inFlight, err error) {
 	s.clean(c)
 }
 
-// report returns the error of a failure, which the program then knows. The caller holds the
-// lock.
+// report returns the error of a failure, which the program then knows. The caller holds the lock.
 func (s *sent) report(x *failure) error {
 	x.reported = true
 	s.failed = slices.DeleteFunc(s.failed, func(y *failure) bool { return y == x })
@@ -170,8 +168,7 @@ func (d *Device) Wait(ctx context.Context) error {
 	return cmp.Or(d.sent.first(), err)
 }
 
-// Lost returns an error when the device is lost: that of a call which was running, if no
-// call has returned it.
+// Lost returns an error when the device is lost: that of a call which was running, if no call has returned it.
 func (d *Device) Lost() error {
 	err := d.wrap(d.Port.Lost())
 	if err == nil {

@@ -29,8 +29,7 @@ type Op struct {
 	// Fill, unless nil, returns the operation that writes Chunk.Table, of Filled bytes, in place of Table.
 	Fill   func(table cut.Window) *Op
 	Filled uint64
-	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
-	// Kernel leaves its state.
+	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted. Kernel leaves its state.
 	Call   *backend.Call
 	Kernel shaders.Variant
 }

@@ -11,17 +11,15 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// defaultBudget is how long a cancelled call may keep the device busy. Watchdogs of
-// drivers act after 2 s or more.
+// defaultBudget is how long a cancelled call may keep the device busy. Watchdogs of drivers act after 2 s or more.
 const defaultBudget = 200 * time.Millisecond
 
 // MaxPending is the number of submissions of a call on the device at a time: while one
 // computes, the next is assembled. They share the budget.
 const MaxPending = 2
 
-// Operations a second that a kernel is assumed to do before its first run, by kind of
-// adapter. They are low: an estimate that is too low costs a few submissions of some
-// milliseconds, one that is too high a long submission.
+// Operations a second that a kernel is assumed to do before its first run, by kind of adapter. They are low: an
+// estimate that is too low costs a few submissions of some milliseconds, one that is too high a long submission.
 const (
 	speedCPU        = 2e9
 	speedIntegrated = 1e11

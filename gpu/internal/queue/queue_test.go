@@ -11,9 +11,8 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// The time of submissions changes the speed of the pipeline that they have in common, unless
-// they were short or it is not known when they began or ended. The wait for the submission
-// before them does not count.
+// The time of submissions changes the speed of the pipeline that they have in common, unless they were short or it is
+// not known when they began or ended. The wait for the submission before them does not count.
 func TestLearn(t *testing.T) {
 	share := (&pacing{budget: time.Hour}).share(time.Time{}) // long enough that no pause of this test matters
 	now := time.Now()

@@ -22,8 +22,7 @@ type checkpoint struct {
 	cutter *cut.Cutter
 	kernel string
 	now    backend.Partial
-	// ended are rows that are finished but not on the host yet, step the step that
-	// finished the last of them.
+	// ended are rows that are finished but not on the host yet, step the step that finished the last of them.
 	ended    []backend.Rows
 	step     int
 	uploaded uint64 // at the last time
@@ -57,9 +56,8 @@ func (r *Runner) keep(op *Op) (k *checkpoint, err error) {
 	return k, nil
 }
 
-// restore copies the rows of from that are done to an output. It returns the host tensor
-// in which the checkpoint holds the output, which is the output itself if that is in host
-// memory.
+// restore copies the rows of from that are done to an output. It returns the host tensor in which the checkpoint holds
+// the output, which is the output itself if that is in host memory.
 func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 	s, size := cut.StoreOf(to), to.DType().Size()
 	if len(k.now.Done) > 0 && (from.Shape() != to.Shape() || from.DType() != to.DType()) {
@@ -197,8 +195,7 @@ func (k *checkpoint) queued(x cut.Box, end bool) error {
 	return nil
 }
 
-// download copies rows of the outputs in device memory to the host, or counts them in a
-// rehearsal.
+// download copies rows of the outputs in device memory to the host, or counts them in a rehearsal.
 func (k *checkpoint) download(rows backend.Rows) error {
 	for _, t := range []struct{ from, to backend.Tensor }{{k.call.O, k.now.O}, {k.call.LSE, k.now.LSE}} {
 		if t.from.IsZero() || k.cutter.OnHost(t.from) {

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Parameters of submissions that run never overlap, and there is room for any once all have
-// ended.
+// Parameters of submissions that run never overlap, and there is room for any once all have ended.
 func TestRing(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 2))

@@ -135,8 +135,7 @@ func (d *Device) Warmup(ctx context.Context, ops ...*Op) (err error) {
 	return nil
 }
 
-// Streamed returns the bytes that op moves between host and device and the most device
-// memory that it uses for them.
+// Streamed returns the bytes that op moves between host and device and the most device memory that it uses for them.
 func (d *Device) Streamed(op *Op) (moved, memory uint64, err error) {
 	if op.Cutter.Room == 0 {
 		return 0, 0, nil
@@ -177,8 +176,7 @@ func (r *Runner) hold(buf *port.Buffer, size uint64) error {
 	return nil
 }
 
-// waitOldest waits for the submission that was started first. After an error of the context the
-// submission still runs.
+// waitOldest waits for the submission that was started first. After an error of the context the submission still runs.
 func (r *Runner) waitOldest(ctx context.Context) error {
 	t, work := r.pending[0].ticket, r.pending[0].work
 	var err error
@@ -244,9 +242,8 @@ func (r *Runner) separate() error {
 	return nil
 }
 
-// grace is how long a streamed call whose context has ended waits for its running
-// submissions: several times the default budget. Those of a device that hangs are left to
-// it.
+// grace is how long a streamed call whose context has ended waits for its running submissions: several times the
+// default budget. Those of a device that hangs are left to it.
 const grace = time.Second
 
 // Finish ends a call that returned err and releases what it held. It does not wait for

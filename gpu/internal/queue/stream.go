@@ -12,9 +12,8 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// stream keeps windows of host memory on the device: uploaded when a step needs them,
-// kept while there is room, and copied back after a step wrote them. Keys and values go
-// up chunk by chunk while queries, outputs and state stay.
+// stream keeps windows of host memory on the device: uploaded when a step needs them, kept while there is room, and
+// copied back after a step wrote them. Keys and values go up chunk by chunk while queries, outputs and state stay.
 type stream struct {
 	room     uint64
 	largest  uint64 // buffer of the device
@@ -23,8 +22,7 @@ type stream struct {
 	uploaded, downloaded, most uint64
 }
 
-// resident is a window of host memory on the device. A stream lists the window that was
-// used last at the end.
+// resident is a window of host memory on the device. A stream lists the window that was used last at the end.
 type resident struct {
 	of    *cut.Staged
 	size  uint64      // of the buffer
@@ -64,8 +62,7 @@ func (s *stream) find(a *cut.Staged, step int, evict func(*resident) error) (_ *
 	return w, false, nil
 }
 
-// note records, before a new step, the number of submissions that use the windows of the
-// last step.
+// note records, before a new step, the number of submissions that use the windows of the last step.
 func (s *stream) note(submissions int) {
 	for i := len(s.resident) - 1; i >= 0 && s.resident[i].step == s.resident[len(s.resident)-1].step; i-- {
 		s.resident[i].push = submissions
@@ -182,8 +179,7 @@ func (r *Runner) evict(w *resident) (err error) {
 	return err
 }
 
-// download copies what steps wrote to w to the host, or counts it in a rehearsal. The
-// steps must have ended.
+// download copies what steps wrote to w to the host, or counts it in a rehearsal. The steps must have ended.
 func (r *Runner) download(w *resident) error {
 	if !w.dirty {
 		return nil
@@ -206,8 +202,7 @@ func (r *Runner) download(w *resident) error {
 	return nil
 }
 
-// writeBack downloads everything that steps up to one wrote to windows of host memory.
-// The steps must have ended.
+// writeBack downloads everything that steps up to one wrote to windows of host memory. The steps must have ended.
 func (r *Runner) writeBack(step int) error {
 	if r.stream == nil {
 		return nil

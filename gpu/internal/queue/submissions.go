@@ -18,12 +18,10 @@ const (
 	maxAhead = 10 // budgets: what the submissions together are expected to take
 )
 
-// sent holds the submissions of all calls that are not known to have ended. Calls return
-// when their last submission is made. A call that waits, for a tensor or for room, also notes
-// what has ended.
+// sent holds the submissions of all calls that are not known to have ended. Calls return when their last submission is
+// made. A call that waits, for a tensor or for room, also notes what has ended.
 //
-// Buffers that a call or tensor releases are used again at once: the device runs
-// submissions and writes in their order.
+// Buffers that a call or tensor releases are used again at once: the device runs submissions and writes in their order.
 type sent struct {
 	submitting chan struct{} // holds an element while a submission is made: tickets have the order of list
 
@@ -33,8 +31,7 @@ type sent struct {
 	ring    ring
 	seconds float64 // expected, of list
 	due     time.Time
-	// When the last submissions were found to have ended, and whether they were waited for
-	// at that time.
+	// When the last submissions were found to have ended, and whether they were waited for at that time.
 	ended time.Time
 	exact bool
 
@@ -182,8 +179,7 @@ func (d *Device) fail(t port.Ticket, err error) (failed port.Ticket) {
 	return failed
 }
 
-// drop removes the n oldest submissions, which ended with err, and releases their resources. The
-// caller holds the lock.
+// drop removes the n oldest submissions, which ended with err, and releases their resources. The caller holds the lock.
 func (d *Device) drop(n int, err error) {
 	s := d.sent
 	for _, f := range s.list[:n] {
@@ -210,9 +206,8 @@ func (s *sent) recycle(f *submission) {
 	s.unused = append(s.unused, f)
 }
 
-// learn corrects the pace of the pipeline that the ended submissions have in common. Short
-// ones say more about the cost of a submission than about the kernel, and are ignored, as
-// are those of which the beginning or the end is not known.
+// learn corrects the pace of the pipeline that the ended submissions have in common. Short ones say more about the cost
+// of a submission than about the kernel, and are ignored, as are those of which the beginning or the end is not known.
 func (s *sent) learn(list []*submission, blocked bool, now time.Time, share float64) {
 	from, known := list[0].began, true
 	if s.ended.After(from) { // they waited for those before

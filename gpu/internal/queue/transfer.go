@@ -11,9 +11,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/resource"
 )
 
-// Write copies data to the bytes of a store from at on; both are multiples of 4. Each time
-// cut.TransferBytes are written it waits for the copies, so that the library frees its own
-// buffers.
+// Write copies data to the bytes of a store from at on; both are multiples of 4. Each time cut.TransferBytes are
+// written it waits for the copies, so that the library frees its own buffers.
 func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte) error {
 	n := len(data)
 	for w := range s.Spans(at, at+uint64(n)) {

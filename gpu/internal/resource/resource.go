@@ -123,10 +123,9 @@ func (c *Pipelines) start(p *Pipeline) *compilation {
 	return p.compiling
 }
 
-// Acquire returns p compiled. It stays so until Release. Acquire returns
-// backend.ErrUnsupported when the device does not support or accept the kernel, and the
-// error of ctx when that ends first. A compilation cannot be interrupted: it goes on for
-// the next call.
+// Acquire returns p compiled. It stays so until Release. Acquire returns backend.ErrUnsupported when the device does
+// not support or accept the kernel, and the error of ctx when that ends first. A compilation cannot be interrupted: it
+// goes on for the next call.
 func (c *Pipelines) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error) {
 	c.mu.Lock()
 	for p.compiled == nil {
@@ -252,12 +251,10 @@ func Desc(k shaders.Variant) (port.PipelineDesc, error) {
 	return d, nil
 }
 
-// Pace is the speed of a pipeline in operations a second: an assumption at first, then
-// what its submissions show.
+// Pace is the speed of a pipeline in operations a second: an assumption at first, then what its submissions show.
 type Pace struct{ bits atomic.Uint64 }
 
-// Bounds of a speed. No clock that stops or jumps can make submissions endless or single
-// workgroups.
+// Bounds of a speed. No clock that stops or jumps can make submissions endless or single workgroups.
 const (
 	minSpeed = 1e7
 	maxSpeed = 1e15
@@ -272,10 +269,9 @@ func (p *Pace) Speed() float64 { return math.Float64frombits(p.bits.Load()) }
 // maxStep bounds the factor by which one measurement may correct the speed.
 const maxStep = 16
 
-// Measured corrects the speed after a submission that took ratio times its expected
-// time. The new speed is the geometric mean of the old and the measured one: three or
-// four submissions correct a factor of 16 to within a fifth, and each halves the effect
-// of a disturbance. Of concurrent corrections one may be lost.
+// Measured corrects the speed after a submission that took ratio times its expected time. The new speed is the
+// geometric mean of the old and the measured one: three or four submissions correct a factor of 16 to within a fifth,
+// and each halves the effect of a disturbance. Of concurrent corrections one may be lost.
 func (p *Pace) Measured(ratio float64) {
 	if ratio <= 0 || math.IsNaN(ratio) {
 		return
@@ -322,8 +318,7 @@ func NewPool(dev port.Device, keep int64, reclaim func(context.Context) error) *
 // MinBytes is the size of the smallest buffer: more than a kernel reads of a missing operand.
 const MinBytes = 1024
 
-// maxRetired bounds the memory of released buffers that submissions still use and that the
-// pool does not keep.
+// maxRetired bounds the memory of released buffers that submissions still use and that the pool does not keep.
 const maxRetired = 64 << 20
 
 // SizeClass rounds a size up to the next eighth of a power of two, at most 12.5% more, so
@@ -341,9 +336,8 @@ func SizeClass(size, most uint64) uint64 {
 	return class
 }
 
-// Get returns a buffer of at least size bytes with unspecified contents. When the device
-// has no room, it waits for retired memory, releases the pool's buffers and tries again.
-// It returns the context's error if that ends first.
+// Get returns a buffer of at least size bytes with unspecified contents. When the device has no room, it waits for
+// retired memory, releases the pool's buffers and tries again. It returns the context's error if that ends first.
 func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	size = SizeClass(size, p.dev.Limits().MaxBufferSize)
 	b, retired := p.take(size, usage)

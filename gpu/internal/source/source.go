@@ -13,8 +13,7 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Source is a kernel with the constants of a call, and the first dispatch in which the
-// call runs it.
+// Source is a kernel with the constants of a call, and the first dispatch in which the call runs it.
 type Source struct {
 	Kernel    string            `json:"kernel"`            // file of package shaders
 	Variant   string            `json:"variant,omitempty"` // of several that compute the same

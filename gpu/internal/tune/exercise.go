@@ -30,14 +30,12 @@ type Runner interface {
 }
 
 const (
-	// The call that is timed has longRows rows a head and so many keys that loading and
-	// storing a row is a few percent. Software drivers are 100 times slower and have no
-	// width to fill.
+	// The call that is timed has longRows rows a head and so many keys that loading and storing a row is a few percent.
+	// Software drivers are 100 times slower and have no width to fill.
 	longRows    = 1024
 	longKeys    = 512
 	longKeysCPU = 256
-	// The call that is only compared ends inside a tile, of rows and of keys, for every
-	// variant.
+	// The call that is only compared ends inside a tile, of rows and of keys, for every variant.
 	edgeRows  = 150
 	edgeExtra = 9
 	// slope makes biases of up to 1 of the distances in both calls.
@@ -47,9 +45,8 @@ const (
 	workgroupRows = 128
 )
 
-// exercise is a pair of calls of a class on synthetic operands. long has the size of the
-// class; it is compared and timed. edge has hidden keys, several splits and no even
-// sizes; it is compared.
+// exercise is a pair of calls of a class on synthetic operands. long has the size of the class; it is compared and
+// timed. edge has hidden keys, several splits and no even sizes; it is compared.
 type exercise struct {
 	r          Runner
 	long, edge backend.Call
@@ -229,9 +226,8 @@ func (x *exercise) alloc(ctx context.Context, dtype backend.DType, shape backend
 	return t, err
 }
 
-// bounds sets the largest difference of two right results: twice package oracle's bound
-// for a row in which every magnitude is the largest of upload. The bound grows with each
-// magnitude and with the number of keys.
+// bounds sets the largest difference of two right results: twice package oracle's bound for a row in which every
+// magnitude is the largest of upload. The bound grows with each magnitude and with the number of keys.
 func (x *exercise) bounds(k Class, keys int, out backend.DType) {
 	ones := slices.Repeat([]float32{1}, keys*k.Dim)
 	row := oracle.Row{Q: ones[:k.Dim], K: ones, V: ones[:keys], Dv: 1, Scale: x.long.Scale, Softcap: x.long.Softcap, Out: out}

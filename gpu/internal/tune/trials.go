@@ -22,16 +22,14 @@ type candidate struct {
 }
 
 const (
-	// trialTime is the shortest time that is measured: long compared with a
-	// submission, which takes 0.1 to 0.5 ms.
+	// trialTime is the shortest time that is measured: long compared with a submission, which takes 0.1 to 0.5 ms.
 	trialTime = 5 * time.Millisecond
 	// wakeTime is the computing time before the turns.
 	wakeTime = 300 * time.Millisecond
 	// maxRounds bounds the rounds of very short calls.
 	maxRounds = 128
-	// Candidates are timed trialRepeats times in turns, so that changes of the clock
-	// rate and other programs affect all of them. When the budget is spent they are
-	// timed minTrialRepeats times.
+	// Candidates are timed trialRepeats times in turns, so that changes of the clock rate and other programs affect all
+	// of them. When the budget is spent they are timed minTrialRepeats times.
 	trialRepeats    = 7
 	minTrialRepeats = 3
 )
@@ -47,15 +45,13 @@ const (
 	notBackTwice = "the program did not survive its trial, twice"
 )
 
-// trials tries the candidates and times those that are right. The first alwaysTried are
-// always tried, and the others until one is right and the budget is spent; a budget of 0
-// is no bound. Candidates with a trial in e, such as an earlier failure, are skipped.
-// keep is called with the name of a candidate before it runs for the first time, and with ""
-// when all have.
+// trials tries the candidates and times those that are right. The first alwaysTried are always tried, and the others
+// until one is right and the budget is spent; a budget of 0 is no bound. Candidates with a trial in e, such as an
+// earlier failure, are skipped. keep is called with the name of a candidate before it runs for the first time, and with
+// "" when all have.
 //
-// It sets e.Best to the fastest candidate that is not the reference, to the reference
-// when all others failed, and to "" otherwise. It returns the context's error, or that
-// of a lost device. A failure for lack of memory leaves no trial.
+// It sets e.Best to the fastest candidate that is not the reference, to the reference when all others failed, and to ""
+// otherwise. It returns the context's error, or that of a lost device. A failure for lack of memory leaves no trial.
 func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duration, keep func(running string)) (err error) {
 	defer func() {
 		if err != nil {
@@ -171,10 +167,9 @@ type MeasureOptions struct {
 	Progress func(variant string)
 }
 
-// Measure measures the variants for calls of shape s, even if that was done before, and
-// keeps the choice in the file and for later calls. A variant counts if its results
-// agree with those of the plain kernel within twice the error bound of package oracle,
-// and with those of the other variants in every bit.
+// Measure measures the variants for calls of shape s, even if that was done before, and keeps the choice in the file
+// and for later calls. A variant counts if its results agree with those of the plain kernel within twice the error
+// bound of package oracle, and with those of the other variants in every bit.
 //
 // It returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when no variant runs.

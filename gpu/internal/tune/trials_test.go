@@ -102,8 +102,7 @@ func TestTrials(t *testing.T) {
 	}
 }
 
-// A spent budget ends the trials, but not before three candidates were tried and each of
-// them timed three times.
+// A spent budget ends the trials, but not before three candidates were tried and each of them timed three times.
 func TestTrialsWithinABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		timed := map[string]int{}

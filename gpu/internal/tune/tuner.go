@@ -35,8 +35,7 @@ func (m Mode) String() string { return modeNames[min(m, Plain)] }
 // env is the environment variable that Default reads.
 const env = "ATTN_GPU_TUNE"
 
-// Or resolves Default for a type of adapter. It returns backend.ErrOption for other
-// values of the environment variable.
+// Or resolves Default for a type of adapter. It returns backend.ErrOption for other values of the environment variable.
 func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
 	value := os.Getenv(env)
 	switch {
@@ -55,8 +54,7 @@ func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
 	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored, first or plain: %w", env, value, backend.ErrOption)
 }
 
-// defaultBudget suits a class on a GPU, whose drivers compile a variant in 0.3 to 2.6 s (an
-// NVIDIA H200).
+// defaultBudget suits a class on a GPU, whose drivers compile a variant in 0.3 to 2.6 s (an NVIDIA H200).
 const defaultBudget = 3 * time.Second
 
 // Options configure a Tuner.
@@ -81,8 +79,7 @@ type Tuner struct {
 
 // decision is the choice for a class.
 type decision struct {
-	// v was measured, unless rule is set; then Shape.Rule applies. The zero variant is
-	// the plain kernel.
+	// v was measured, unless rule is set; then Shape.Rule applies. The zero variant is the plain kernel.
 	v    Variant
 	rule bool
 	why  string
@@ -164,8 +161,7 @@ func (t *Tuner) decide(s Shape) *decision {
 	return d
 }
 
-// underWay is the age up to which an entry without a choice is taken for a measurement
-// that runs in another process.
+// underWay is the age up to which an entry without a choice is taken for a measurement that runs in another process.
 const underWay = time.Minute
 
 // settle turns an entry into a decision, if it still applies.
@@ -248,8 +244,7 @@ func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
 	return err
 }
 
-// learn keeps an entry for s's class, in memory and in the file. An entry without a
-// choice is a measurement under way.
+// learn keeps an entry for s's class, in memory and in the file. An entry without a choice is a measurement under way.
 func (t *Tuner) learn(s Shape, e Entry) (err error) {
 	if t.Path != "" {
 		err = tunefile.Put(t.Path, e)

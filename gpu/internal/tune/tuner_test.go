@@ -412,8 +412,7 @@ func TestMeasureAll(t *testing.T) {
 	}
 }
 
-// Options and the environment select a mode. On a software driver nothing is measured
-// unless a caller asks.
+// Options and the environment select a mode. On a software driver nothing is measured unless a caller asks.
 func TestModes(t *testing.T) {
 	for _, c := range []struct {
 		asked   Mode

@@ -1,10 +1,9 @@
 // Package tune chooses kernels: a variant of the prefill kernel, flash.wgsl, by rule or by measuring, the tiling
 // of decode.wgsl, and kernels on matrix units.
 //
-// A [Variant] is one way to divide the tiles of flash.wgsl among the threads of a workgroup.
-// All variants compute the same bits. Which one is the fastest depends on the device and
-// on the [Shape] of the call. [Shape.Rule] estimates it from the shape and the device's
-// limits; a [Tuner] measures it, compares the results of each variant with those of the
+// A [Variant] is one way to divide the tiles of flash.wgsl among the threads of a workgroup. All variants compute the
+// same bits. Which one is the fastest depends on the device and on the [Shape] of the call. [Shape.Rule] estimates it
+// from the shape and the device's limits; a [Tuner] measures it, compares the results of each variant with those of the
 // plain kernel, and keeps its choice in a file for later processes.
 //
 // The package runs calls through a small interface, [Runner], and knows no device.
@@ -45,8 +44,7 @@ func TilingOf(dim, valueDim int) Tiling {
 // more, 8x8 tiles leave registers for one workgroup only on a processor. Threads come in pairs along rows.
 func RowThreads(others int) int { return min(128/others, 16) &^ 1 }
 
-// Variant is one way to divide tiles among threads. The zero Variant stands for the
-// plain kernel, attention.wgsl.
+// Variant is one way to divide tiles among threads. The zero Variant stands for the plain kernel, attention.wgsl.
 type Variant struct {
 	Name string
 	Tiling
@@ -95,12 +93,11 @@ type blocking struct {
 	columnVecs               int // vec4 of columns of a thread at a time; more columns take several turns
 }
 
-// blockings are those of the variants for each width of tilings. L has tiles of 8 rows by 8 keys and 8
-// columns a thread (width 256: 4 keys and 16 columns). M has 4 rows, which takes half
-// the registers. S has 4 rows and half the threads or a few more, for small grids. They fit in 16 KiB
-// of workgroup memory. L32 and L48 stage twice as much at once, or have more rows, in 32
-// and 48 KiB. D stages weights only, for software drivers: there a read of workgroup memory costs as
-// much as one of a buffer, and a barrier more than both.
+// blockings are those of the variants for each width of tilings. L has tiles of 8 rows by 8 keys and 8 columns a thread
+// (width 256: 4 keys and 16 columns). M has 4 rows, which takes half the registers. S has 4 rows and half the threads
+// or a few more, for small grids. They fit in 16 KiB of workgroup memory. L32 and L48 stage twice as much at once, or
+// have more rows, in 32 and 48 KiB. D stages weights only, for software drivers: there a read of workgroup memory costs
+// as much as one of a buffer, and a barrier more than both.
 var blockings = map[int][]blocking{
 	32:  {{"L", 2, 16, 4, 4, 2}, {"M", 1, 16, 4, 4, 2}, {"S", 1, 8, 4, 4, 2}, {"L32", 2, 16, 8, 8, 2}, {"D", 2, 4, 0, 8, 2}},
 	64:  {{"L", 2, 16, 4, 2, 2}, {"M", 1, 16, 4, 2, 2}, {"S", 1, 8, 4, 2, 2}, {"L32", 2, 16, 8, 4, 2}, {"D", 2, 4, 0, 8, 2}},
@@ -262,10 +259,9 @@ const (
 	softwareBusy = 16
 )
 
-// Rule returns a variant by rule: the one with the largest tiles of which there are
-// enough to keep a large GPU or the threads of a software driver busy, else the one with the
-// smallest. Tiles with twice the rows of a head are too large. It returns the zero Variant
-// when none fits. why is the reason in either case. Measured choices take precedence, see
+// Rule returns a variant by rule: the one with the largest tiles of which there are enough to keep a large GPU or the
+// threads of a software driver busy, else the one with the smallest. Tiles with twice the rows of a head are too large.
+// It returns the zero Variant when none fits. why is the reason in either case. Measured choices take precedence, see
 // [Tuner.Choose].
 func (s Shape) Rule() (v Variant, why string) {
 	busy, what := Busy, "a GPU"
@@ -297,9 +293,8 @@ func (s Shape) Rule() (v Variant, why string) {
 	return v, why
 }
 
-// Candidates returns the variants that can run calls of the shape, the choice of
-// [Shape.Rule] first. GPUs also get L with fewer unrolled loops, because its code is the
-// longest.
+// Candidates returns the variants that can run calls of the shape, the choice of [Shape.Rule] first. GPUs also get L
+// with fewer unrolled loops, because its code is the longest.
 func (s Shape) Candidates() []Variant {
 	s = s.typical()
 	var list []Variant

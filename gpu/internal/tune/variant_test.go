@@ -9,9 +9,8 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// perWord returns the multiply-adds of a thread for each word that it reads from
-// workgroup memory, with the largest heads of its class. An SM of 128 multiply-adds and
-// 32 words a clock needs 4 to be bound by the multiply-adds.
+// perWord returns the multiply-adds of a thread for each word that it reads from workgroup memory, with the largest
+// heads of its class. An SM of 128 multiply-adds and 32 words a clock needs 4 to be bound by the multiply-adds.
 func (v Variant) perWord() float64 {
 	rows, columns, turns := 4*v.tiles.RV, 4*v.tiles.CV, v.turns(v.Width)
 	scores, values := rows*v.tiles.KT*v.Width, rows*columns*turns*v.Keys

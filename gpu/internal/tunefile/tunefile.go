@@ -1,6 +1,5 @@
-// Package tunefile keeps choices of variants for later processes, in a file. It is a cache in JSON. Its
-// contents change how fast calls are, never their results: readers look up names in it and run
-// nothing of it.
+// Package tunefile keeps choices of variants for later processes, in a file. It is a cache in JSON. Its contents change
+// how fast calls are, never their results: readers look up names in it and run nothing of it.
 package tunefile
 
 import (
@@ -45,9 +44,8 @@ func DeviceOf(info backend.Info) Device {
 	return Device{valid(info.Device), valid(info.Driver), valid(info.Provider), valid(strings.Join(limits, ", "))}
 }
 
-// Class is what calls that share a choice have in common: the constants of their kernel
-// and the size of their grid. The number of keys is not part of it, because a workgroup
-// takes the tiles of keys one after the other with any variant.
+// Class is what calls that share a choice have in common: the constants of their kernel and the size of their grid. The
+// number of keys is not part of it, because a workgroup takes the tiles of keys one after the other with any variant.
 type Class struct {
 	In       string `json:"dtype"`
 	KV       string `json:"kv"` // dtype of keys and values
@@ -243,10 +241,9 @@ func parse(data []byte) ([]Entry, error) {
 	return f.Entries, nil
 }
 
-// Put writes e into the file at path, in place of the entry for the same class and
-// device, and drops the oldest entries when there are too many. It leaves a file that is no
-// tuning file, with an error. The file is replaced as a whole; of two processes that put at
-// the same time, one may lose its entry.
+// Put writes e into the file at path, in place of the entry for the same class and device, and drops the oldest entries
+// when there are too many. It leaves a file that is no tuning file, with an error. The file is replaced as a whole; of
+// two processes that put at the same time, one may lose its entry.
 func Put(path string, e Entry) error {
 	entries, err := Read(path)
 	if err != nil && !errors.Is(err, errDamaged) {
@@ -294,8 +291,7 @@ func target(path string) string {
 	return path
 }
 
-// Clear removes the file and returns the number of its entries. It leaves a file that is
-// no tuning file, with an error.
+// Clear removes the file and returns the number of its entries. It leaves a file that is no tuning file, with an error.
 func Clear(path string) (n int, err error) {
 	entries, err := Read(path)
 	if err != nil && !errors.Is(err, errDamaged) {

@@ -195,8 +195,7 @@ func TestPlacesThatTakeNoFile(t *testing.T) {
 	}
 }
 
-// Concurrent writers may lose entries, but never the file. Readers always see a complete
-// one.
+// Concurrent writers may lose entries, but never the file. Readers always see a complete one.
 func TestManyWriters(t *testing.T) {
 	path := temp(t)
 	const writers, each = 4, 6

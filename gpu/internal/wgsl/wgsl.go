@@ -1,5 +1,4 @@
-// Package wgsl compiles WGSL to other languages as gogpu does, without that compiler's defects. It
-// needs no device.
+// Package wgsl compiles WGSL to other languages as gogpu does, without that compiler's defects. It needs no device.
 package wgsl
 
 import (
@@ -38,12 +37,11 @@ func Mended(wgsl string) string {
 	return unset.ReplaceAllString(letOfValue.ReplaceAllString(wgsl, "var $1"), "var $1: $2 = $2();")
 }
 
-// SPIRV compiles WGSL to SPIR-V as gogpu does for Vulkan, and removes the stores that clear
-// workgroup memory. Each of them clears a whole array in one thread, and drivers expand it
-// element by element. Mesa's software driver takes ten times as long to compile it as the
-// rest of the kernel, and every workgroup repeats the work. attn's kernels write their
-// workgroup memory before they read it. WGSL's round becomes RoundEven, as Round may take either
-// integer for a half.
+// SPIRV compiles WGSL to SPIR-V as gogpu does for Vulkan, and removes the stores that clear workgroup memory. Each of
+// them clears a whole array in one thread, and drivers expand it element by element. Mesa's software driver takes ten
+// times as long to compile it as the rest of the kernel, and every workgroup repeats the work. attn's kernels write
+// their workgroup memory before they read it. WGSL's round becomes RoundEven, as Round may take either integer for a
+// half.
 func SPIRV(wgsl string) ([]uint32, error) {
 	code, err := naga.Compile(Mended(wgsl))
 	if err != nil {
@@ -82,9 +80,8 @@ func SPIRV(wgsl string) ([]uint32, error) {
 
 var bufferSize = regexp.MustCompile(`\bsize(\d+)\b`)
 
-// Metal compiles WGSL to Metal's language as gogpu's compiler does, with bounds checks of
-// indices and buffers. The numbers of buffers and of their sizes are those of the bindings.
-// Workgroup memory is not cleared, as in [SPIRV].
+// Metal compiles WGSL to Metal's language as gogpu's compiler does, with bounds checks of indices and buffers. The
+// numbers of buffers and of their sizes are those of the bindings. Workgroup memory is not cleared, as in [SPIRV].
 func Metal(wgsl string) (string, error) {
 	wgsl = Mended(wgsl)
 	ast, err := naga.Parse(wgsl)

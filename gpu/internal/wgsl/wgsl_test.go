@@ -37,8 +37,7 @@ func instructions(t *testing.T, wgsl string, f func(op uint32, words []uint32)) 
 	}
 }
 
-// groupAccesses counts the loads from arrays in workgroup memory, and the stores that clear
-// a whole array.
+// groupAccesses counts the loads from arrays in workgroup memory, and the stores that clear a whole array.
 func groupAccesses(t *testing.T, wgsl string) (reads, clears int) {
 	t.Helper()
 	null, group, inside := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
@@ -59,8 +58,7 @@ func groupAccesses(t *testing.T, wgsl string) (reads, clears int) {
 	return reads, clears
 }
 
-// TestUpstreamCompiler fails when a later version of gogpu/naga no longer has a defect that this
-// package works around.
+// TestUpstreamCompiler fails when a later version of gogpu/naga no longer has a defect that this package works around.
 func TestUpstreamCompiler(t *testing.T) {
 	reads, clears := groupAccesses(t, oneRead)
 	if once, _ := groupAccesses(t, Mended(oneRead)); reads <= once {

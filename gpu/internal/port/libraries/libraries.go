@@ -1,5 +1,4 @@
-// Package libraries chooses the WebGPU libraries of a build and lists their adapters. It alone knows all of
-// them.
+// Package libraries chooses the WebGPU libraries of a build and lists their adapters. It alone knows all of them.
 package libraries
 
 import (
@@ -27,11 +26,10 @@ var system = map[string][]string{
 	"linux": {"libwebgpu_dawn.so.0", "libwebgpu_dawn.so"}, "darwin": {"libwebgpu_dawn.dylib"}, "windows": {"webgpu_dawn.dll"},
 }
 
-// Adapters lists the adapters of the linked library and of one that is opened: the library that the
-// argument names, or the environment, else one that the system's loader finds. The first are those of
-// a library that is named, and of one that is found if it has hardware: they are preferred to equal
-// ones. The caller releases them. It returns port.ErrNoAdapter when there are none, and when the
-// named library cannot be used.
+// Adapters lists the adapters of the linked library and of one that is opened: the library that the argument names, or
+// the environment, else one that the system's loader finds. The first are those of a library that is named, and of one
+// that is found if it has hardware: they are preferred to equal ones. The caller releases them. It returns
+// port.ErrNoAdapter when there are none, and when the named library cannot be used.
 func Adapters(library string) ([]*port.Adapter, error) {
 	list, err := linked()
 	more, first, openErr := opened(cmp.Or(library, os.Getenv(Environment)))

@@ -5,10 +5,9 @@ package native
 /*
 #include "native.h"
 
-// These are the calls of wgpu-native that the Go binding does not make safely. It passes
-// C pointers to Go variables that nothing keeps alive (device lost, map), and it cannot
-// set the handler of errors outside a scope, whose default aborts the process. Here all
-// callbacks are C functions that write to C memory.
+// These are the calls of wgpu-native that the Go binding does not make safely. It passes C pointers to Go variables
+// that nothing keeps alive (device lost, map), and it cannot set the handler of errors outside a scope, whose default
+// aborts the process. Here all callbacks are C functions that write to C memory.
 
 // The limits have the fields of the binding's type Limits, in the same order.
 typedef struct { void *next; uint64_t limits[24]; } port_required_limits;
@@ -101,8 +100,7 @@ import (
 // Provider names the library behind the port.
 const Provider = "go-webgpu v0.17.1 (wgpu-native)"
 
-// nativeBackends excludes OpenGL, whose loader prints to standard error on machines
-// without a display.
+// nativeBackends excludes OpenGL, whose loader prints to standard error on machines without a display.
 const nativeBackends = wgpu.InstanceBackend_Vulkan | wgpu.InstanceBackend_Metal | wgpu.InstanceBackend_DX12
 
 // library is a device of wgpu-native.
@@ -127,8 +125,7 @@ func newState(device unsafe.Pointer, shared C.int) *C.port_state {
 // Traits implements port.Library. Errors of compilations reach one state of the device.
 func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 1, Timed: l.timed} }
 
-// handleOf returns the C object of one of the binding's types, which have it in an
-// unexported field.
+// handleOf returns the C object of one of the binding's types, which have it in an unexported field.
 func handleOf(object any) unsafe.Pointer {
 	return reflect.ValueOf(object).Elem().FieldByName("ref").UnsafePointer()
 }
@@ -147,10 +144,9 @@ func newInstance() *wgpu.Instance {
 
 // Adapters lists the adapters in the library's order, best first.
 //
-// Each call makes an instance, and its adapters and devices keep it alive. The
-// library destroys a device, with its compiled pipelines and its driver thread, only
-// together with the instance. One instance for the whole process would therefore
-// leak every device that a program closes.
+// Each call makes an instance, and its adapters and devices keep it alive. The library destroys a device, with its
+// compiled pipelines and its driver thread, only together with the instance. One instance for the whole process would
+// therefore leak every device that a program closes.
 func Adapters() (all []port.LibraryAdapter, _ error) {
 	load()
 	instance := newInstance()
@@ -233,9 +229,8 @@ func (l *library) Reference(b port.Object) { C.wgpuBufferReference(b.(unsafe.Poi
 
 func (l *library) Dereference(b port.Object) { l.ReleaseBuffer(b) }
 
-// scoped takes the lock of the error scopes of a program's device and returns the function
-// that frees it. A compilation may run next to another call of the library, and the scopes
-// belong to the device.
+// scoped takes the lock of the error scopes of a program's device and returns the function that frees it. A compilation
+// may run next to another call of the library, and the scopes belong to the device.
 func (l *library) scoped() func() {
 	if l.state.shared == 0 {
 		return func() {}
@@ -298,8 +293,7 @@ func (l *library) EndMap(b port.Object) {
 	}
 }
 
-// unsound reports whether the library must not be called any more: what the device has
-// stays allocated.
+// unsound reports whether the library must not be called any more: what the device has stays allocated.
 func (l *library) unsound() bool { return l.state.unsound != 0 || l.broken.Load() }
 
 func (l *library) Close() {

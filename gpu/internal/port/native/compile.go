@@ -3,9 +3,8 @@ package native
 /*
 #include "native.h"
 
-// A pipeline is compiled in one call of C, while other threads use the device: its errors
-// reach a state of its own by port_compiling, and there are no error scopes, which the
-// threads of a device share, but on a program's device.
+// A pipeline is compiled in one call of C, while other threads use the device: its errors reach a state of its own by
+// port_compiling, and there are no error scopes, which the threads of a device share, but on a program's device.
 
 typedef struct port_chained { struct port_chained const *next; int type; } port_chained;
 typedef struct { port_chained chain; char const *code; } port_wgsl;

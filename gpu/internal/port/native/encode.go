@@ -3,9 +3,8 @@ package native
 /*
 #include "native.h"
 
-// A submission crosses from Go to C once, not once for each command, and without the
-// binding's error scope around each call. Errors reach the handler of errors outside a
-// scope.
+// A submission crosses from Go to C once, not once for each command, and without the binding's error scope around each
+// call. Errors reach the handler of errors outside a scope.
 
 typedef struct { void const *next; uint32_t binding; void *buffer; uint64_t offset, size; void *sampler, *view; } port_entry;
 typedef struct { void const *next; char const *label; void *layout; size_t count; port_entry const *entries; } port_group_desc;
@@ -28,8 +27,7 @@ typedef struct {
 	uint64_t src_offset, dst_offset, size;
 } port_command;
 
-// Two timestamps that are resolved, and copied to a buffer of their own; none when queries is
-// null.
+// Two timestamps that are resolved, and copied to a buffer of their own; none when queries is null.
 typedef struct { void *queries; uint32_t first; void *resolved, *staging; uint64_t size; } port_stamps;
 
 typedef struct { void const *next; char const *label; int type; uint32_t count; void const *statistics; size_t n; } port_queries_desc;

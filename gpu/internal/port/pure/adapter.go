@@ -25,9 +25,8 @@ var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
 	})
 })
 
-// Adapters lists the adapters that three kinds of request return: the library has no list.
-// Of several equal cards it finds one. Without XDG_RUNTIME_DIR, a layer of Mesa prints a line to
-// standard error for each request.
+// Adapters lists the adapters that three kinds of request return: the library has no list. Of several equal cards it
+// finds one. Without XDG_RUNTIME_DIR, a layer of Mesa prints a line to standard error for each request.
 func Adapters() (all []port.LibraryAdapter, err error) {
 	growStack()
 	inst, err := instance()
@@ -75,8 +74,7 @@ func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
 	}
 }
 
-// fieldOf returns an unexported field of one of the library's objects. ok is false where there is
-// none of this type.
+// fieldOf returns an unexported field of one of the library's objects. ok is false where there is none of this type.
 func fieldOf[T any](object any, field string) (value T, ok bool) {
 	f := reflect.ValueOf(object).Elem().FieldByName(field)
 	if !f.IsValid() {
@@ -86,8 +84,7 @@ func fieldOf[T any](object any, field string) (value T, ok bool) {
 	return value, ok
 }
 
-// translate wraps the library's error in the port's sentinel: kind, unless the library
-// has a more precise one.
+// translate wraps the library's error in the port's sentinel: kind, unless the library has a more precise one.
 func translate(err, kind error) error {
 	switch {
 	case err == nil:
@@ -109,8 +106,7 @@ type (
 	Buffer  = wgpu.Buffer
 )
 
-// Share returns a library over a program's device, the device's limits, and a description of its
-// adapter.
+// Share returns a library over a program's device, the device's limits, and a description of its adapter.
 func Share(a *Adapter, dev *Device) (port.Library, gputypes.Limits, port.Info, error) {
 	info := adapter{a}.Info()
 	lib := newLibrary(dev, info.Backend)

@@ -2,6 +2,5 @@
 
 package pure
 
-// Importing a driver registers it. The library's software and OpenGL drivers have no
-// compute shaders.
+// Importing a driver registers it. The library's software and OpenGL drivers have no compute shaders.
 import _ "github.com/gogpu/wgpu/hal/vulkan"

@@ -26,9 +26,8 @@ type library struct {
 	// unwritten holds the buffers with a write that waits for the next submission. The
 	// library copies to them then, even if they are released.
 	unwritten map[*Buffer]bool
-	// released holds the last submissions at the release of buffers, which are freed when
-	// those have ended. The library keeps the buffers that a submission copies, but not
-	// those that it binds.
+	// released holds the last submissions at the release of buffers, which are freed when those have ended. The library
+	// keeps the buffers that a submission copies, but not those that it binds.
 	released map[*Buffer]uint64
 	last     uint64 // submission
 	ended    uint64 // the last submission that poll found ended
@@ -43,8 +42,7 @@ type library struct {
 // wgpu 0.34 has no timestamps in compute passes, and writes none in render passes on Vulkan.
 func (l *library) Traits() port.Traits { return port.Traits{DynamicStep: 256} }
 
-// Lost reports a device that the program has released. The library reports other losses as
-// errors only.
+// Lost reports a device that the program has released. The library reports other losses as errors only.
 func (l *library) Lost() error {
 	if l.shared && l.dev.HalDevice() == nil {
 		return fmt.Errorf("the program has released its device: %w", port.ErrLost)
@@ -52,10 +50,9 @@ func (l *library) Lost() error {
 	return nil
 }
 
-// growStack makes room on the goroutine's stack for a call of the library. wgpu 0.34 passes
-// addresses of variables on its stack to Vulkan as integers; if the stack grows, and so
-// moves, before Vulkan writes there, the result is lost: a first write on a fresh goroutine
-// failed with "vkMapMemory returned null pointer".
+// growStack makes room on the goroutine's stack for a call of the library. wgpu 0.34 passes addresses of variables on
+// its stack to Vulkan as integers; if the stack grows, and so moves, before Vulkan writes there, the result is lost: a
+// first write on a fresh goroutine failed with "vkMapMemory returned null pointer".
 //
 //go:noinline
 func growStack() {

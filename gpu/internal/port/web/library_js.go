@@ -235,9 +235,8 @@ func (l *library) Poll() (port.Ticket, error) {
 	return l.ended, err
 }
 
-// Pause waits for the next event. None is missed between a look at the device's state and Pause,
-// because callbacks run only while every goroutine waits. After a second the caller looks whether
-// the device makes progress.
+// Pause waits for the next event. None is missed between a look at the device's state and Pause, because callbacks run
+// only while every goroutine waits. After a second the caller looks whether the device makes progress.
 func (l *library) Pause(ctx context.Context) {
 	late := time.NewTimer(time.Second)
 	defer late.Stop()
