@@ -52,21 +52,6 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	x.PairScores(s.S, keys[at*d:], d, n, as[uint32](t.q), d, p.Scale, s.MX)
 	a.Scores.Adjust(s, t, t.here)
 
-	// Rounded weights, up to a multiple of vec.PairStep keys. Those of float32 stay in s.S where they may be needed.
-	whole, fours := RoundUp(n, vec.PairStep), CeilDiv(n, 4)
-	weights := as[uint32](s.pairs)[:whole/2*x.Width]
-	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
-	if a.Scores.Drops || t.mayHide {
-		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-		if a.Scores.Drops {
-			a.Scores.Drop(s, t, s.S, t.here)
-		}
-		x.RoundPairs(weights, s.S, 4*fours, x.Width)
-	} else {
-		x.PairWeights(weights, s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
-	}
-	clear(weights[2*fours*x.Width:])
-
 	rows, load := as[uint16](s.v)[:BlockKeys*l.DimV], !b.hasV
 	values := as[uint16](s.v)[len(rows):]
 	if load {
@@ -76,12 +61,30 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	}
 	if t.mayHide && !b.checked {
 		b.checked = true
-		for i, y := range rows[:all*l.DimV] {
-			if y&0x7f80 == 0x7f80 { // NaN or Inf
-				rows[i], b.replaced, load = 0, true, true
+		if b.replaced = anyNonFinite(x, rows[:all*l.DimV]); b.replaced {
+			load = true
+			for i, y := range rows[:all*l.DimV] {
+				if y&0x7f80 == 0x7f80 {
+					rows[i] = 0
+				}
 			}
 		}
 	}
+
+	// Rounded weights, up to a multiple of vec.PairStep keys. Those of float32 stay in s.S where they are needed.
+	whole, fours := RoundUp(n, vec.PairStep), CeilDiv(n, 4)
+	weights := as[uint32](s.pairs)[:whole/2*x.Width]
+	Fill(s.S[n*x.Width:fours*4*x.Width], vec.NegInf)
+	if a.Scores.Drops || b.replaced {
+		x.Weights(s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+		if a.Scores.Drops {
+			a.Scores.Drop(s, t, s.S, t.here)
+		}
+		x.RoundPairs(weights, s.S, 4*fours, x.Width)
+	} else {
+		x.PairWeights(weights, s.S, fours, cur.m, s.MX, cur.l, s.Alpha)
+	}
+	clear(weights[2*fours*x.Width:])
 	for j := 0; load && j < all; j += vec.PairStep {
 		x.TurnPairs(values[j:], BlockKeys, rows[j*l.DimV:], l.DimV, l.DimV)
 	}
@@ -89,4 +92,12 @@ func (pairs) step(a *Attention, s *Space, t, _ *Tile) {
 	if b.replaced {
 		a.addReplaced(s, t)
 	}
+}
+
+// anyNonFinite reports whether any of the bf16 is NaN or Inf. A float32 whose upper half it is, is NaN or Inf, too: the words
+// that begin at the first number have those at odd indices there, the words that begin at the second one the others.
+func anyNonFinite(x *vec.Kernels, numbers []uint16) bool {
+	odd := unsafe.Slice((*float32)(unsafe.Pointer(&numbers[0])), len(numbers)/2)
+	even := unsafe.Slice((*float32)(unsafe.Pointer(&numbers[1])), len(numbers)/2-1)
+	return numbers[0]&0x7f80 == 0x7f80 || x.NonFinite(odd, len(odd), 1, len(odd)) || x.NonFinite(even, len(even), 1, len(even))
 }
