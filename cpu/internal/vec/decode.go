@@ -111,23 +111,29 @@ func (x *Kernels) HasFixed() bool { return x.dots[Fixed] != nil }
 // magnitude over 127·2^8, or NaN if the row has NaN or Inf. It follows the integers. For VNNI, the upper
 // bytes of four of them precede their lower ones, and 128 times the sum of all follows the unit.
 func (x *Kernels) Fix(row []float32) {
-	top, nan, sum := float32(0), float32(0), int32(0)
+	magnitude, sum := uint32(0), int32(0) // of the largest, as bits: those of NaN and Inf are larger still
 	for _, y := range row {
-		top, nan = max(top, y, -y), nan+(y-y)
+		magnitude = max(magnitude, math.Float32bits(y)&^(1<<31))
 	}
+	top := math.Float32frombits(magnitude)
 	steps := 127 << 8 / max(float64(top), math.SmallestNonzeroFloat32)
 	words := unsafe.Slice((*int16)(unsafe.Pointer(unsafe.SliceData(row))), 2*len(row))
-	bytes := unsafe.Slice((*int8)(unsafe.Pointer(unsafe.SliceData(row))), 4*len(row))
+	bytes := unsafe.Slice((*[2]uint32)(unsafe.Pointer(unsafe.SliceData(row))), len(row)/2)
 	for i := 0; i < len(row); i += 4 {
+		var upper, lower uint32
 		for j, y := range [4]float32(row[i:]) {
-			n := int32(math.RoundToEven(float64(y) * steps))
+			const rounding = 0x1.8p52 // the sum has the integer in its last bits, rounded to even
+			n := int32(math.Float64bits(float64(float64(y)*steps) + rounding))
 			if sum += n; x.Lanes == 8 {
 				words[i+j] = int16(n)
 				continue
 			}
-			upper := (n + 128) >> 8
-			bytes[2*i+j], bytes[2*i+4+j] = int8(upper), int8(n-upper<<8)
+			up := (n + 128) >> 8
+			upper, lower = upper|uint32(uint8(up))<<(8*j), lower|uint32(uint8(n-up<<8))<<(8*j)
+		}
+		if x.Lanes != 8 {
+			bytes[i/4] = [2]uint32{upper, lower}
 		}
 	}
-	row[len(row)/2], row[len(row)/2+1] = top/(127<<8)+nan, math.Float32frombits(uint32(sum)<<7)
+	row[len(row)/2], row[len(row)/2+1] = top/(127<<8)+(top-top), math.Float32frombits(uint32(sum)<<7)
 }
