@@ -68,7 +68,7 @@ func (c *Call) Reset() {
 
 // Run computes the gradients on the workers of p.
 func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
-	if err := p.Run(ctx, dotJob{c}, 2*c.plan.layout.DimV, tile.CeilDiv(len(c.dots), dotRows), c.plan.threads); err != nil {
+	if err := p.Run(ctx, dotJob{c}, 2*dotChains*c.plan.layout.DimV, tile.CeilDiv(len(c.dots), dotRows), c.plan.threads); err != nil {
 		return err
 	}
 	if c.plan.inPlace && !c.add {
@@ -83,8 +83,8 @@ func (c *Call) Run(ctx context.Context, p *pool.Pool) error {
 	return nil
 }
 
-// dotRows is the most rows of a task of dotJob.
-const dotRows = 64
+// dotRows is the most rows of a task of dotJob, which sums those of dotChains at once: a sum is one chain of additions.
+const dotRows, dotChains = 64, 4
 
 // dotJob computes D of each query row.
 type dotJob struct{ call *Call }
@@ -92,23 +92,33 @@ type dotJob struct{ call *Call }
 // Task implements pool.Job.
 func (j dotJob) Task(_ *pool.Turn, w *pool.Scratch, n int) error {
 	c, l := j.call, &j.call.plan.layout
-	o, dO := w.Floats(l.DimV), w.Floats(l.DimV)
-	for row := n * dotRows; row < min(len(c.dots), (n+1)*dotRows); row++ {
+	d := l.DimV
+	o, dO := w.Floats(dotChains*d), w.Floats(dotChains*d)
+	for row, end := n*dotRows, min(len(c.dots), (n+1)*dotRows); row < end; {
 		head, i := row/l.Dims.SeqQ, row%l.Dims.SeqQ
-		b, h := head/l.Dims.Heads, head%l.Dims.Heads
-		c.forward.Products.O.LoadRows(l.Kernels, o, l.DimV, b, h, i, 1)
-		c.dO.LoadRows(l.Kernels, dO, l.DimV, b, h, i, 1)
-		sum := 0.0
-		for c, x := range o {
-			sum += float64(x) * float64(dO[c])
+		b, h, rows := head/l.Dims.Heads, head%l.Dims.Heads, min(dotChains, end-row, l.Dims.SeqQ-i)
+		c.forward.Products.O.LoadRows(l.Kernels, o, d, b, h, i, rows)
+		c.dO.LoadRows(l.Kernels, dO, d, b, h, i, rows)
+		var s0, s1, s2, s3 float64 // of rows, those after the last are not used
+		for c, x := range o[:d] {
+			s0 += float64(x) * float64(dO[c])
+			s1 += float64(o[d+c]) * float64(dO[d+c])
+			s2 += float64(o[2*d+c]) * float64(dO[2*d+c])
+			s3 += float64(o[3*d+c]) * float64(dO[3*d+c])
 		}
-		if lse := c.forward.LSE.At(b, h, i, 0); lse != lse {
-			sum = math.NaN() // the row sees a NaN
+		for r, sum := range [dotChains]float64{s0, s1, s2, s3} {
+			if r == rows {
+				break
+			}
+			if lse := c.forward.LSE.At(b, h, i+r, 0); lse != lse {
+				sum = math.NaN() // the row sees a NaN
+			}
+			if !c.dLSE.IsZero() {
+				sum -= float64(c.dLSE.At(b, h, i+r, 0))
+			}
+			c.dots[row+r] = float32(sum)
 		}
-		if !c.dLSE.IsZero() {
-			sum -= float64(c.dLSE.At(b, h, i, 0))
-		}
-		c.dots[row] = float32(sum)
+		row += rows
 	}
 	return nil
 }
@@ -118,10 +128,8 @@ func (c *Call) storeGradient(v *strided.Tensor, row, old []float32, scale float3
 	if v.IsZero() {
 		return
 	}
-	for n := range row {
-		row[n] *= scale
-	}
 	k := c.plan.layout.Kernels
+	k.ScaleMax(row, scale, old)
 	if c.add {
 		v.LoadRows(k, old, len(row), b, h, i, 1)
 		for n, x := range old[:len(row)] {
