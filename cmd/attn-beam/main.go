@@ -1,5 +1,4 @@
-// Command attn-beam computes attention over sequences that do not fit one machine, as a
-// pipeline of Apache Beam:
+// Command attn-beam computes attention over sequences that do not fit one machine, as a pipeline of Apache Beam:
 //
 //	attn-beam plan    print blocks, bytes and the predicted time, of files or of lengths
 //	attn-beam run     compute the output

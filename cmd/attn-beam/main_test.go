@@ -43,8 +43,7 @@ func command(ctx context.Context, dir string, args ...string) (stdout, stderr st
 	return out.String(), errs.String(), err
 }
 
-// write writes q, k and v of normal numbers, [1, heads, rows, width], as files of their own and
-// in shards.
+// write writes q, k and v of normal numbers, [1, heads, rows, width], as files of their own and in shards.
 func write(t *testing.T, dir string, heads, rows, width, shards int) {
 	t.Helper()
 	for i, name := range []string{"q", "k", "v"} {
@@ -128,8 +127,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestRefused: bad command lines fail with one line that names the flag or the file, wrong usage
-// with exit code 2.
+// TestRefused: bad command lines fail with one line that names the flag or the file, wrong usage with exit code 2.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, 1, 8, 4, 2)

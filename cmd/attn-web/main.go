@@ -8,9 +8,8 @@
 //
 // If onnxruntime-web is installed in bench/peers, the page can measure it in turns with attn.
 //
-// The page loads nothing from elsewhere. The folder of --out works on any static host, also below
-// a path. Built for GOOS=js this package is the program of the page's worker. The command builds
-// it with the go command.
+// The page loads nothing from elsewhere. The folder of --out works on any static host, also below a path. Built for
+// GOOS=js this package is the program of the page's worker. The command builds it with the go command.
 package main
 
 import (

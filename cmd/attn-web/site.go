@@ -28,9 +28,8 @@ var assets embed.FS
 // worker is this package, which GOOS=js builds as the program of the worker.
 const worker = "github.com/seed90331342/attn/cmd/attn-web"
 
-// build writes the page to a folder: the assets, the model, the program for wasm, and wasm_exec.js
-// of the same Go, with the package onnxruntime-web in the folder ort. It prints the size of the
-// program to messages.
+// build writes the page to a folder: the assets, the model, the program for wasm, and wasm_exec.js of the same Go, with
+// the package onnxruntime-web in the folder ort. It prints the size of the program to messages.
 func build(ctx context.Context, dir, ort string, messages io.Writer) error {
 	embedded, err := fs.Sub(assets, "assets")
 	if err != nil {
@@ -80,8 +79,7 @@ func build(ctx context.Context, dir, ort string, messages io.Writer) error {
 	return err
 }
 
-// copyFiles copies the files that match patterns to a folder, without their folders. An earlier
-// version is replaced.
+// copyFiles copies the files that match patterns to a folder, without their folders. An earlier version is replaced.
 func copyFiles(dir string, from fs.FS, patterns ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -145,8 +145,7 @@ func sameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
 
-// TestOptions: every option that partial results carry, with the bits of one call. Keys
-// are more than two splits.
+// TestOptions: every option that partial results carry, with the bits of one call. Keys are more than two splits.
 func TestOptions(t *testing.T) {
 	const keys = 2*cpu.ShardKeys + 1500
 	inf := float32(math.Inf(-1))

@@ -1,5 +1,4 @@
-// Package beamattn computes attention over sequences in sharded files as a pipeline of
-// Apache Beam:
+// Package beamattn computes attention over sequences in sharded files as a pipeline of Apache Beam:
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
@@ -19,10 +18,9 @@
 //	           a block   of a split,
 //	                     in a file
 //
-// A unit is some query rows over one split of the keys, at most cpu.ShardKeys of them. Its
-// partial result goes to a file below Out. The merge of a block reads its partial results in
-// the order of their keys, whatever order they were computed in: results have the same bits
-// on any number of workers, and those of one call on a CPU.
+// A unit is some query rows over one split of the keys, at most cpu.ShardKeys of them. Its partial result goes to a
+// file below Out. The merge of a block reads its partial results in the order of their keys, whatever order they were
+// computed in: results have the same bits on any number of workers, and those of one call on a CPU.
 //
 // Every step writes files that appear complete or not at all and have the same content
 // whenever they are written. The engine may therefore repeat any of them.
@@ -50,9 +48,8 @@ import (
 
 // Spec describes a call of attention over files.
 type Spec struct {
-	// Q, K and V are URIs of .npy files of f2 or f4 elements, globs, or lists of both
-	// separated by commas, that hold [B, H, rows, D], [B, rows, D] or [rows, D] each and
-	// together one tensor, in order along the rows.
+	// Q, K and V are URIs of .npy files of f2 or f4 elements, globs, or lists of both separated by commas, that hold
+	// [B, H, rows, D], [B, rows, D] or [rows, D] each and together one tensor, in order along the rows.
 	Q, K, V string
 	// Out is the folder of the results: a shard of .npy for each block of query rows and
 	// manifest.json, which is written last.
@@ -63,9 +60,8 @@ type Spec struct {
 	// DType is the type to compute on: f32, f16 or bf16. It is that of the files when
 	// empty. The output has elements of f2 for f16, else of f4.
 	DType string
-	// Backend is the device of the workers, as for kernels.Open; "" means "auto". Workers
-	// with different devices may serve one job, whose bits then depend on which worker
-	// computed what.
+	// Backend is the device of the workers, as for kernels.Open; "" means "auto". Workers with different devices may
+	// serve one job, whose bits then depend on which worker computed what.
 	Backend string
 	// Workers is the number of workers that the call is cut for; 0 means 1. It changes the
 	// rows of a block, never the result.
@@ -104,8 +100,7 @@ type call struct {
 	Heads           int
 	DType           string
 	Backend         string
-	// Scale to Sinks are those options that hold in each unit. JSON has no -Inf, so sinks
-	// are bits.
+	// Scale to Sinks are those options that hold in each unit. JSON has no -Inf, so sinks are bits.
 	Scale        *float64
 	Softcap      float64
 	ALiBi, Sinks []uint32

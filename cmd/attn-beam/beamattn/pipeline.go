@@ -51,8 +51,7 @@ var (
 	mergesCounter = beam.NewCounter("attn", "merges")
 )
 
-// Attention is Prepare and [Job.Attention] in one. An error of Prepare becomes that of the
-// pipeline when it runs.
+// Attention is Prepare and [Job.Attention] in one. An error of Prepare becomes that of the pipeline when it runs.
 func Attention(s beam.Scope, spec Spec) beam.PCollection {
 	j, err := Prepare(context.Background(), spec)
 	if err != nil {
@@ -89,9 +88,8 @@ func mark(_ []byte, emit func(int)) { emit(-1) }
 // together gives all elements one key.
 func together(id int) (int, int) { return 0, id }
 
-// unitsFn emits the units of a branch. Each unit goes to the branch with the fewest pairs so
-// far, in the order of blocks, which begin with the largest: branches of a worker each cannot
-// give work to one another.
+// unitsFn emits the units of a branch. Each unit goes to the branch with the fewest pairs so far, in the order of
+// blocks, which begin with the largest: branches of a worker each cannot give work to one another.
 type unitsFn struct {
 	Blocks           []cut.Block
 	Branch, Branches int
@@ -124,8 +122,7 @@ type attendFn struct {
 	dev *kernels.Device
 }
 
-// computing admits one unit at a time: it uses all threads of the process, and the memory of
-// two might not fit.
+// computing admits one unit at a time: it uses all threads of the process, and the memory of two might not fit.
 var computing sync.Mutex
 
 func (f *attendFn) Setup() (err error) {

@@ -14,9 +14,8 @@
 // The scores are never stored: memory is O(Sq), where born's function stores B·H·Sq·Sk numbers
 // three times. Born repeats the heads of grouped-query attention before it calls the function.
 //
-// It differs from born's function in three points. It returns no weights. A row whose keys are
-// all hidden yields zeros, not NaN. It does not record on a gradient tape, and refuses to run
-// while one records.
+// It differs from born's function in three points. It returns no weights. A row whose keys are all hidden yields zeros,
+// not NaN. It does not record on a gradient tape, and refuses to run while one records.
 package born
 
 import (
@@ -143,9 +142,8 @@ func (o operand[B]) host() (kernels.Tensor, error) {
 	return t, err
 }
 
-// causal reports whether mask is that of born's CausalMask for the scores of q and k: 0 up to the
-// diagonal and -Inf after it. The test reads S² numbers, attention with the mask as a bias would
-// read them for each head.
+// causal reports whether mask is that of born's CausalMask for the scores of q and k: 0 up to the diagonal and -Inf
+// after it. The test reads S² numbers, attention with the mask as a bias would read them for each head.
 func causal(mask *tensor.RawTensor, q, k tensor.Shape) bool {
 	shape := mask.Shape()
 	if len(shape) != 4 || shape[0] != 1 || shape[1] != 1 || mask.Device() != tensor.CPU {

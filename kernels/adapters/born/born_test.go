@@ -171,9 +171,8 @@ func tokens(batch, n, first int) *tensor.RawTensor {
 	return ids
 }
 
-// TestModel runs born's model with and without attn: a prompt of two batches, and steps over a cache.
-// Each call of the attention function is within its bound; so are the calls of born's own.
-// The logits agree.
+// TestModel runs born's model with and without attn: a prompt of two batches, and steps over a cache. Each call of the
+// attention function is within its bound; so are the calls of born's own. The logits agree.
 func TestModel(t *testing.T) {
 	eachDevice(t, func(t *testing.T, dev *kernels.Device) {
 		model := llama.NewModel(config, backend)
@@ -243,8 +242,7 @@ func TestNoCopy(t *testing.T) {
 	}
 }
 
-// TestErrors: errors name the argument and wrap a sentinel, as a panic or through fail, which then
-// yields NaN.
+// TestErrors: errors name the argument and wrap a sentinel, as a panic or through fail, which then yields NaN.
 func TestErrors(t *testing.T) {
 	dev := must.Get(kernels.Open("cpu"))(t)
 	defer dev.Close()

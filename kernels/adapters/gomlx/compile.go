@@ -129,8 +129,7 @@ func (c *compiler) stage(n int) *stage {
 	return c.stages[n]
 }
 
-// add replays o on f, a function of s. local has the values of f; those of functions around f are
-// looked up there.
+// add replays o on f, a function of s. local has the values of f; those of functions around f are looked up there.
 func (c *compiler) add(s *stage, f compute.Function, o *op, local map[compute.Value]compute.Value) {
 	if c.err != nil {
 		return

@@ -36,9 +36,8 @@ func eachDevice(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 	}
 }
 
-// TestConformance runs gomlx's suite of all operations. It takes ErrNotImplemented as a reason to
-// skip, but attn implements all of its cases of attention: TestOperands compares the same options with
-// float64.
+// TestConformance runs gomlx's suite of all operations. It takes ErrNotImplemented as a reason to skip, but attn
+// implements all of its cases of attention: TestOperands compares the same options with float64.
 func TestConformance(t *testing.T) {
 	b := on(t, open(t, "cpu"))
 	backendtest.RunAll(t, b, nil)

@@ -9,9 +9,8 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// builder records a graph. The Go backend's builder that it embeds holds all operations, for their
-// shapes and errors, and is never compiled; its values are those that gomlx sees. Results of
-// attention are parameters of it.
+// builder records a graph. The Go backend's builder that it embeds holds all operations, for their shapes and errors,
+// and is never compiled; its values are those that gomlx sees. Results of attention are parameters of it.
 type builder struct {
 	compute.Builder
 	b        *backend
@@ -207,8 +206,7 @@ func (o *op) replay(d compute.Function, value func(compute.Value) compute.Value,
 	return out, nil
 }
 
-// substitute returns a copy of x in which values and functions are replaced, in slices and
-// structs too.
+// substitute returns a copy of x in which values and functions are replaced, in slices and structs too.
 func substitute(x reflect.Value, value func(compute.Value) compute.Value, function func(compute.Function) compute.Function) reflect.Value {
 	n := reflect.New(x.Type()).Elem()
 	n.Set(x)

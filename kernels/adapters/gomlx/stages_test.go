@@ -89,9 +89,8 @@ func decomposed(f compute.Function) func(q, k, v compute.Value) compute.Value {
 	}
 }
 
-// TestStages compares a graph of several stages with the same graph in one, run by the Go backend.
-// The inputs may be donated; those that are not keep their numbers. Runs at the same time have the
-// same bits.
+// TestStages compares a graph of several stages with the same graph in one, run by the Go backend. The inputs may be
+// donated; those that are not keep their numbers. Runs at the same time have the same bits.
 func TestStages(t *testing.T) {
 	b := on(t, open(t, "cpu"))
 	shape := shapes.Make(dtypes.Float32, 1, 2, 6, 4)

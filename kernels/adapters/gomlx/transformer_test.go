@@ -135,10 +135,9 @@ func numbers(t *tensors.Tensor) (x []float64) {
 	return x
 }
 
-// TestTrainingStep compares one step of training with attn and with gomlx's own decomposition, both
-// in float32, with float64: each new weight may be off by 2^-20 of the largest of its matrix, the
-// rounding of a weight and of its sums. attn computes all attention: a forward and a backward call
-// of each layer.
+// TestTrainingStep compares one step of training with attn and with gomlx's own decomposition, both in float32, with
+// float64: each new weight may be off by 2^-20 of the largest of its matrix, the rounding of a weight and of its sums.
+// attn computes all attention: a forward and a backward call of each layer.
 func TestTrainingStep(t *testing.T) {
 	m := transformer{vocab: 29, layers: 2, heads: 4, kvHeads: 2, headDim: 8, seq: 24, batch: 2}
 	reference := m.step(own(t)).MustCall(append([]any{m.tokens()}, weights[float64](m)...)...)

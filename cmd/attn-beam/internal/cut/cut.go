@@ -1,14 +1,12 @@
-// Package cut divides an attention call into units of work that machines compute
-// independently:
+// Package cut divides an attention call into units of work that machines compute independently:
 //
 //	block   a batch, a key and value head with the query heads that share it, and a range
 //	        of query rows
 //	unit    a block by one split of the keys: at most Config.Split of them
 //
-// A unit yields partial results, O and LSE of its rows over its keys. Those of a block,
-// merged in the order of their keys, are the block's output. A split begins at a multiple
-// of Config.Split from the first key of its block. Pairs of a row and a key that the options
-// hide belong to no unit, and a unit in which no row sees a key does not exist.
+// A unit yields partial results, O and LSE of its rows over its keys. Those of a block, merged in the order of their
+// keys, are the block's output. A split begins at a multiple of Config.Split from the first key of its block. Pairs of
+// a row and a key that the options hide belong to no unit, and a unit in which no row sees a key does not exist.
 //
 // Sinks belong to split 0. The merge of a block whose first unit is another one, or that has
 // no units, starts from O = 0 and an LSE of Block.NoKeys.
@@ -16,8 +14,7 @@
 // Blocks and units are plain numbers, which pipelines encode. A block yields its units
 // itself: there are 37 million of them for 100 million rows, and 24,416 blocks.
 //
-// The package holds neither tensors nor files, and its results depend on its arguments
-// alone.
+// The package holds neither tensors nor files, and its results depend on its arguments alone.
 package cut
 
 import (
@@ -34,14 +31,12 @@ const (
 	// unitsPerWorker bounds the pairs of a unit: all pairs, divided by the workers and by
 	// it. A worker that ends one unit late is then 1/32 late, which is 3%.
 	unitsPerWorker = 32
-	// minRows and maxRows bound the rows of a block that Config leaves to the rule. Fewer
-	// rows than minRows do not repay reading a split of the keys: 16 MiB for D = Dv = 64,
-	// of which 256 rows make 2 GFLOP. More than maxRows gain little: the rows are then
-	// half of what a unit reads.
+	// minRows and maxRows bound the rows of a block that Config leaves to the rule. Fewer rows than minRows do not
+	// repay reading a split of the keys: 16 MiB for D = Dv = 64, of which 256 rows make 2 GFLOP. More than maxRows gain
+	// little: the rows are then half of what a unit reads.
 	minRows, maxRows = 256, 32768
-	// rowStep is what the rows of a block are a multiple of, and the least number of rows
-	// at the end of a part. Calls with very few rows may use other kernels, whose bits
-	// differ.
+	// rowStep is what the rows of a block are a multiple of, and the least number of rows at the end of a part. Calls
+	// with very few rows may use other kernels, whose bits differ.
 	rowStep = 64
 	// keyStep is what the first key of a unit is a multiple of, from the first key of its
 	// block: where the CPU's chunks of keys begin.
@@ -89,11 +84,9 @@ type Block struct {
 // Unit is the part of a block that one split of the keys contributes.
 type Unit struct {
 	Block Block
-	// Split is the number of the split, from Block.Keys.Lo. It orders the partial results
-	// of a block.
+	// Split is the number of the split, from Block.Keys.Lo. It orders the partial results of a block.
 	Split int
-	// Keys are the keys to read, those of the split that rows of the block see, and up to
-	// 1,023 before them.
+	// Keys are the keys to read, those of the split that rows of the block see, and up to 1,023 before them.
 	Keys Span
 	// Pairs is the number of visible pairs in all heads of the unit.
 	Pairs int64
@@ -103,16 +96,14 @@ type Unit struct {
 type Cut struct {
 	Dims   kernels.Dims
 	Config Config // with the numbers that were chosen
-	// Blocks begin with those that have the most visible pairs. Equal ones are in the
-	// order of their IDs.
+	// Blocks begin with those that have the most visible pairs. Equal ones are in the order of their IDs.
 	Blocks []Block
 	// Pairs is the number of visible pairs in all heads and batches.
 	Pairs int64
 }
 
-// New cuts a call with lengths d and options o. It returns ErrUnsupported for an option that
-// partial results cannot carry, ErrShape and ErrOption as kernels.Device.Prepare does, and
-// ErrMemory for more blocks than fit in memory.
+// New cuts a call with lengths d and options o. It returns ErrUnsupported for an option that partial results cannot
+// carry, ErrShape and ErrOption as kernels.Device.Prepare does, and ErrMemory for more blocks than fit in memory.
 func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 	if err := Supported(&o); err != nil {
 		return nil, err
@@ -239,9 +230,8 @@ func (b *Block) NoKeys(o kernels.Options) []float32 {
 	return slices.Repeat([]float32{float32(math.Inf(-1))}, b.Heads.Len())
 }
 
-// Options returns the options of the unit as a call of its own: its query rows of its heads
-// over its keys, with LSE. o has the options of the whole call, and heads is its number of
-// query heads.
+// Options returns the options of the unit as a call of its own: its query rows of its heads over its keys, with LSE. o
+// has the options of the whole call, and heads is its number of query heads.
 func (u *Unit) Options(o kernels.Options, heads int) kernels.Options {
 	b := &u.Block
 	v := b.visible(u.Keys)
@@ -262,8 +252,7 @@ func (u *Unit) Options(o kernels.Options, heads int) kernels.Options {
 	return own
 }
 
-// Supported returns an error that names an option which partial results cannot carry, nil
-// if there is none.
+// Supported returns an error that names an option which partial results cannot carry, nil if there is none.
 func Supported(o *kernels.Options) error {
 	for _, x := range []struct {
 		set        bool

@@ -168,8 +168,7 @@ func operands(t tester, dev *kernels.Device, d kernels.Dims) (q, k, v kernels.Te
 		tensor(1.7, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}), tensor(1.9, kernels.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
 }
 
-// compare computes the units of a cut as calls, merges them in order and compares each block
-// with the whole call.
+// compare computes the units of a cut as calls, merges them in order and compares each block with the whole call.
 func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x, y float32) bool) {
 	t.Helper()
 	ctx := context.Background()
@@ -285,8 +284,7 @@ func TestRowsOfABlock(t *testing.T) {
 	}
 }
 
-// TestKeysOfAWindow: a unit reads the keys of its window, from a multiple of 1,024 on, and
-// no others of its split.
+// TestKeysOfAWindow: a unit reads the keys of its window, from a multiple of 1,024 on, and no others of its split.
 func TestKeysOfAWindow(t *testing.T) {
 	d := kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1 << 16, SeqK: 1 << 16, Dim: 64, ValueDim: 64}
 	x := must.Get(New(d, kernels.Options{Window: &kernels.Window{Left: 1000, Right: 5}}, Config{Rows: 1024}))(t)

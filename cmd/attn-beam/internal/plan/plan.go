@@ -3,10 +3,9 @@
 //	unit      Overhead + FLOPs/Speed + (q, k and v read + partial results written)/Bandwidth
 //	merge     Overhead + (partial results read + output written)/Bandwidth, for each block
 //
-// Units are given to workers in the order of their time, the longest first, each to the
-// worker that is free first. Merges begin when all units have ended, as the engine groups
-// the partial results of a block in between, and are given out in the same way. Start-up of
-// the engine, and failures, are not in it.
+// Units are given to workers in the order of their time, the longest first, each to the worker that is free first.
+// Merges begin when all units have ended, as the engine groups the partial results of a block in between, and are given
+// out in the same way. Start-up of the engine, and failures, are not in it.
 package plan
 
 import (
@@ -88,8 +87,7 @@ type Time struct {
 	Units, Merge time.Duration
 	// Balance is the time of the units if all workers ended at once, divided by Units.
 	Balance float64
-	// Efficiency is the time of the operations alone on all workers, divided by the sum
-	// of Units and Merge.
+	// Efficiency is the time of the operations alone on all workers, divided by the sum of Units and Merge.
 	Efficiency float64
 }
 
@@ -116,9 +114,8 @@ func (p *Plan) On(m Machine) Time {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// schedule gives tasks to workers, the longest first, each to the worker that is free first.
-// It returns when the last one ends, and the sum of all. tasks has how many there are of
-// each length.
+// schedule gives tasks to workers, the longest first, each to the worker that is free first. It returns when the last
+// one ends, and the sum of all. tasks has how many there are of each length.
 func schedule(tasks map[float64]int64, workers int) (end, sum float64) {
 	busy := make(loads, workers)
 	for n, length := range slices.SortedFunc(maps.Keys(tasks), func(a, b float64) int { return cmp.Compare(b, a) }) {

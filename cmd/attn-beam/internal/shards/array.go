@@ -1,14 +1,12 @@
-// Package shards reads and writes tensors that lie in several .npy files, through the file
-// systems of Beam:
+// Package shards reads and writes tensors that lie in several .npy files, through the file systems of Beam:
 //
 //	k, err := shards.Open(ctx, "k", "gs://bucket/k-*.npy") // headers are read and checked
 //	...
 //	err = k.Read(ctx, dst, batch, heads, rows)             // on a worker, where they are needed
 //
-// An [Array] holds URIs and lengths, no data, and travels to workers as JSON. A worker seeks
-// where the file system can: local files. The readers of gs:// and s3:// are streams, which
-// start at the beginning of a shard, and what lies before a range is read and dropped: of a
-// shard with 8 heads, 3.5 on average to read one.
+// An [Array] holds URIs and lengths, no data, and travels to workers as JSON. A worker seeks where the file system can:
+// local files. The readers of gs:// and s3:// are streams, which start at the beginning of a shard, and what lies
+// before a range is read and dropped: of a shard with 8 heads, 3.5 on average to read one.
 //
 // Files that are written appear complete or not at all. Programs import the file systems
 // that they use; local files are always there.
@@ -50,12 +48,10 @@ type Shard struct {
 	BigEndian bool `json:",omitempty"`
 }
 
-// Open reads and checks the headers of all shards of an input. uris are URIs or globs,
-// separated by commas, of .npy files of f2 or f4 elements: [B, H, rows, D], [B, rows, D] or
-// [rows, D]. They are concatenated along the rows, in the order of uris; the matches of a
-// glob are in the order of their names, where numbers count as such: k-2.npy is before
-// k-10.npy. The URI of a manifest, which ends in .json, stands for the tensor that the
-// manifest calls o.
+// Open reads and checks the headers of all shards of an input. uris are URIs or globs, separated by commas, of .npy
+// files of f2 or f4 elements: [B, H, rows, D], [B, rows, D] or [rows, D]. They are concatenated along the rows, in the
+// order of uris; the matches of a glob are in the order of their names, where numbers count as such: k-2.npy is before
+// k-10.npy. The URI of a manifest, which ends in .json, stands for the tensor that the manifest calls o.
 //
 // Errors name the shard. They wrap ErrShape, ErrDType or the error of the file system.
 func Open(ctx context.Context, name, uris string) (*Array, error) {
@@ -141,8 +137,7 @@ func (a *Array) Check(ctx context.Context) error {
 	return a.covered()
 }
 
-// Unfinished returns the indices of the shards that have to be written: those that are missing
-// or not what a describes.
+// Unfinished returns the indices of the shards that have to be written: those that are missing or not what a describes.
 func (a *Array) Unfinished(ctx context.Context) (all []int, err error) {
 	for n, err := range a.check(ctx) {
 		switch {
@@ -259,8 +254,7 @@ func takeAll(r io.Reader, n int64, take func([]byte) error) error {
 // size is the number of bytes of an element.
 func (a *Array) size() int { return int(a.Type[1] - '0') }
 
-// Read reads rows of the heads of a batch to dst, [heads, rows, elements]. It opens each shard
-// once.
+// Read reads rows of the heads of a batch to dst, [heads, rows, elements]. It opens each shard once.
 func (a *Array) Read(ctx context.Context, dst []float32, batch int, heads, rows cut.Span) error {
 	if n := heads.Len() * rows.Len() * a.Shape[3]; len(dst) != n || batch >= a.Shape[0] || heads.Hi > a.Shape[1] || rows.Hi > a.Shape[2] {
 		return fmt.Errorf("%s: batch %d, heads %v and rows %v of shape %v into %d numbers: %w", a.Name, batch, heads, rows, a.Shape, len(dst), kernels.ErrShape)

@@ -312,8 +312,7 @@ func TestByNumber(t *testing.T) {
 	}
 }
 
-// TestWriteTwice: workers that write the same file at once, as engines may let them, leave it
-// whole at any time.
+// TestWriteTwice: workers that write the same file at once, as engines may let them, leave it whole at any time.
 func TestWriteTwice(t *testing.T) {
 	for _, dir := range folders(t) {
 		data := make([]float32, 5000)

@@ -22,13 +22,11 @@ import (
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
-// Write creates or replaces a file, which has its old or its new content at any time,
-// whenever the process ends. Two workers may write the same file. Folders of local files
-// are created.
+// Write creates or replaces a file, which has its old or its new content at any time, whenever the process ends. Two
+// workers may write the same file. Folders of local files are created.
 //
-// On file systems other than the local one, the content goes to a file named as uri, with
-// .attn- and 26 letters and digits at the end, which is then renamed. A worker that is
-// killed leaves that file behind.
+// On file systems other than the local one, the content goes to a file named as uri, with .attn- and 26 letters and
+// digits at the end, which is then renamed. A worker that is killed leaves that file behind.
 func Write(ctx context.Context, uri string, content func(io.Writer) error) error {
 	if !strings.Contains(uri, "://") {
 		if err := os.MkdirAll(filepath.Dir(uri), 0o755); err != nil {

@@ -11,9 +11,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Workers name their metrics by short ids, which each process counts from 1, and Prism has
-// one table of them for a job. The ids therefore start with the number of the process on
-// their way to the runner.
+// Workers name their metrics by short ids, which each process counts from 1, and Prism has one table of them for a job.
+// The ids therefore start with the number of the process on their way to the runner.
 
 // dialer returns a replacement of grpcx.Dial for the process with a prefix.
 func dialer(prefix string) func(context.Context, string, time.Duration) (*grpc.ClientConn, error) {
@@ -27,8 +26,7 @@ func dialer(prefix string) func(context.Context, string, time.Duration) (*grpc.C
 	}
 }
 
-// stream adds the prefix to the short ids that a worker sends, and removes it from those
-// that the runner asks for.
+// stream adds the prefix to the short ids that a worker sends, and removes it from those that the runner asks for.
 type stream struct {
 	grpc.ClientStream
 	prefix string

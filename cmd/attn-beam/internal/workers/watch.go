@@ -45,8 +45,7 @@ func watch() (address string, lost <-chan error, stop func(), err error) {
 	return l.Addr().String(), ended, func() { l.Close() }, nil
 }
 
-// announce connects a worker process to the program that started it, and ends the process
-// when that program has gone.
+// announce connects a worker process to the program that started it, and ends the process when that program has gone.
 func announce(number int) error {
 	c, err := net.Dial("tcp", os.Getenv(watched))
 	if err != nil {

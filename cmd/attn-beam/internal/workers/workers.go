@@ -1,9 +1,8 @@
 // Package workers runs a pipeline on Prism, Beam's local runner, in several worker processes.
 //
-// Prism starts one worker for each environment of a pipeline. A pipeline divides its work into
-// branches, one for each worker, and builds branch i in the scope that [Scope] returns. [Run]
-// gives each branch an environment of its own, whose process is this program again. The
-// program calls [Serve] first, which does not return in such a process:
+// Prism starts one worker for each environment of a pipeline. A pipeline divides its work into branches, one for each
+// worker, and builds branch i in the scope that [Scope] returns. [Run] gives each branch an environment of its own,
+// whose process is this program again. The program calls [Serve] first, which does not return in such a process:
 //
 //	func main() {
 //		workers.Serve()

@@ -30,10 +30,9 @@ const (
 	numOutputs
 )
 
-// attentionOp is an Attention node with decoded attributes. The operator's order is
-// that of backend.Problem: scale, softcap, mask, softmax; softcap comes before the
-// mask since the correction in ONNX 1.23, and hidden keys stay hidden. The attribute
-// softmax_precision has no effect: softmax is float32, for f64 and the half types too.
+// attentionOp is an Attention node with decoded attributes. The operator's order is that of backend.Problem: scale,
+// softcap, mask, softmax; softcap comes before the mask since the correction in ONNX 1.23, and hidden keys stay hidden.
+// The attribute softmax_precision has no effect: softmax is float32, for f64 and the half types too.
 type attentionOp struct {
 	opset           int64
 	causal          bool
@@ -123,10 +122,9 @@ func (c *attentionCall) options() kernels.Options {
 	return opt
 }
 
-// fullMask returns the mask with the four axes of the scores: missing ones at the
-// front have length 1. Since opset 24 a last axis of length 1 is shorter than the
-// keys like any other, and hides the missing keys; before, it broadcasts. With a
-// hidden second key, package kernels does not broadcast it.
+// fullMask returns the mask with the four axes of the scores: missing ones at the front have length 1. Since opset 24 a
+// last axis of length 1 is shorter than the keys like any other, and hides the missing keys; before, it broadcasts.
+// With a hidden second key, package kernels does not broadcast it.
 func (c *attentionCall) fullMask(t *onnxfile.Tensor) (*onnxfile.Tensor, error) {
 	n := len(t.Shape)
 	if n < 1 || n > 4 {
@@ -204,8 +202,7 @@ func (c *attentionCall) checkShapes() error {
 	return nil
 }
 
-// checkPast counts the past keys. k and v are the lengths [batch, heads, sequence,
-// size] of the new ones.
+// checkPast counts the past keys. k and v are the lengths [batch, heads, sequence, size] of the new ones.
 func (c *attentionCall) checkPast(k, v []int) error {
 	pk, pv := c.in[inPastKey], c.in[inPastValue]
 	if (pk == nil) != (pv == nil) {
@@ -227,8 +224,7 @@ func (c *attentionCall) checkPast(k, v []int) error {
 	return nil
 }
 
-// headed returns the lengths [batch, heads, sequence, size] of a tensor of 3 or 4
-// axes.
+// headed returns the lengths [batch, heads, sequence, size] of a tensor of 3 or 4 axes.
 func (c *attentionCall) headed(name string, shape []int, attribute string, heads int) ([]int, error) {
 	if !c.flat {
 		if heads != 0 && heads != shape[1] {

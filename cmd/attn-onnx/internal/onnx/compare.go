@@ -25,10 +25,9 @@ var (
 	printed = tolerance{absolute: 5e-6, half: 1e-4}
 )
 
-// compare compares a result with the expected one and returns the largest error as a share
-// of the tolerance, 0 to 1. Infinities must be equal, and NaN must stand where NaN is
-// expected. For other results it returns an error that names the first element that
-// differs.
+// compare compares a result with the expected one and returns the largest error as a share of the tolerance, 0 to 1.
+// Infinities must be equal, and NaN must stand where NaN is expected. For other results it returns an error that names
+// the first element that differs.
 func (tol tolerance) compare(name string, got, want *onnxfile.Tensor) (float64, error) {
 	if got.Type != want.Type {
 		return 0, fmt.Errorf("%s is %v, should be %v: %w", name, got.Type, want.Type, kernels.ErrDType)
@@ -77,8 +76,7 @@ func (tol tolerance) differs(got, want *onnxfile.Tensor, i int) float64 {
 	return math.Abs(g-w) / (tol.absolute + relative*math.Abs(w))
 }
 
-// place numbers the values of a half type in ascending order: neighbours differ by 1,
-// and both zeros are 0.
+// place numbers the values of a half type in ascending order: neighbours differ by 1, and both zeros are 0.
 func place(bits uint16) int {
 	if bits&0x8000 != 0 {
 		return -int(bits & 0x7fff)

@@ -26,8 +26,7 @@ type onnxProblem struct {
 // keys returns the number of keys, past and new.
 func (p *onnxProblem) keys() int { return p.past + p.seqK }
 
-// row returns the index of element 0 of one (batch, head, position) in a tensor of Q,
-// K or V.
+// row returns the index of element 0 of one (batch, head, position) in a tensor of Q, K or V.
 func (p *onnxProblem) row(b, h, s, heads, seq, size int) int {
 	if p.flat {
 		return ((b*seq+s)*heads + h) * size
@@ -53,8 +52,7 @@ func (p *onnxProblem) cache(in, b, h, size int) (list []oracle.Element) {
 	return list
 }
 
-// bias returns the term added to a score: the mask, aligned at the last axis, and -Inf
-// for hidden keys.
+// bias returns the term added to a score: the mask, aligned at the last axis, and -Inf for hidden keys.
 func (p *onnxProblem) bias(b, h, i, j int) oracle.Element {
 	hidden := oracle.Element{Value: math.Inf(-1)}
 	at := i + p.past // the position of the query
@@ -255,8 +253,7 @@ func drawONNX(seed uint64) *onnxFiles {
 	return &p.onnxFiles
 }
 
-// small returns the call that the tests below change: one batch, two heads, 4-D, f32,
-// no options.
+// small returns the call that the tests below change: one batch, two heads, 4-D, f32, no options.
 func small() *onnxProblem {
 	rng := rand.New(rand.NewPCG(1, 24))
 	p := &onnxProblem{batch: 1, heads: 2, kvHeads: 2, seqQ: 3, seqK: 4, dim: 8, valueDim: 8, scale: 1 / math.Sqrt(8)}
@@ -333,8 +330,7 @@ func TestONNXEdges(t *testing.T) {
 	})
 }
 
-// TestONNXRefused checks the errors of calls that the operator does not allow or attn
-// does not support.
+// TestONNXRefused checks the errors of calls that the operator does not allow or attn does not support.
 func TestONNXRefused(t *testing.T) {
 	zeros := func(d onnxfile.DataType, shape ...int) *onnxfile.Tensor {
 		return &onnxfile.Tensor{Type: d, Shape: shape, Data: make([]byte, clitest.Elements(shape)*d.Size())}

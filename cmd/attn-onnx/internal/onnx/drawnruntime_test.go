@@ -238,9 +238,8 @@ func drawMultiHead(seed uint64) *onnxFiles {
 	return &p.onnxFiles
 }
 
-// paddingMask draws a key_padding_mask of one of the published shapes or none, and reports
-// which keys it hides. With first, never the first one: a row whose scores all have a large
-// term has no digits left.
+// paddingMask draws a key_padding_mask of one of the published shapes or none, and reports which keys it hides. With
+// first, never the first one: a row whose scores all have a large term has no digits left.
 func (p *runtimeProblem) paddingMask(total int, first bool) func(b, i, j int) bool {
 	var dims []int
 	most := 2

@@ -246,8 +246,7 @@ func (u *uploader) rows(name string, t *onnxfile.Tensor, dtype kernels.DType, he
 	return u.view(u.upload(name, t, dtype, kernels.Shape{s[0], s[1], heads, s[2] / heads}).Swap(kernels.Heads, kernels.Seq))
 }
 
-// unrows downloads x [batch, heads, sequence, size] in the type and the layout of a tensor
-// that rows accepts.
+// unrows downloads x [batch, heads, sequence, size] in the type and the layout of a tensor that rows accepts.
 func unrows(ctx context.Context, dev *kernels.Device, x kernels.Tensor, as *onnxfile.Tensor) (*onnxfile.Tensor, error) {
 	s := x.Shape()
 	shape := s[:]

@@ -53,8 +53,7 @@ func FuzzONNXCase(f *testing.F) {
 	})
 }
 
-// wantKnown fails the test for an error that wraps none of the sentinels that a bad case
-// has.
+// wantKnown fails the test for an error that wraps none of the sentinels that a bad case has.
 func wantKnown(t *testing.T, err error) {
 	t.Helper()
 	for _, known := range []error{nil, kernels.ErrShape, kernels.ErrDType, kernels.ErrOption, kernels.ErrUnsupported, kernels.ErrMemory, onnxfile.ErrMalformed, onnxfile.ErrUnsupported} {
@@ -65,8 +64,7 @@ func wantKnown(t *testing.T, err error) {
 	t.Errorf("error %v wraps none that a bad case should", err)
 }
 
-// FuzzJSONC runs arbitrary files of operator tests: each case has outputs or an error that
-// wraps a sentinel.
+// FuzzJSONC runs arbitrary files of operator tests: each case has outputs or an error that wraps a sentinel.
 func FuzzJSONC(f *testing.F) {
 	for _, file := range publishedJSONC(f) {
 		text := must.Get(os.ReadFile(file))(f)

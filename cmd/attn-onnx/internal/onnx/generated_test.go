@@ -88,8 +88,7 @@ func repeated(d onnxfile.DataType, x float64, shape ...int) *onnxfile.Tensor {
 	return filled(d, slices.Repeat([]float64{x}, clitest.Elements(shape)), shape...)
 }
 
-// windowCases are the cases of Attention with windows that the ONNX project has as code,
-// under their names there.
+// windowCases are the cases of Attention with windows that the ONNX project has as code, under their names there.
 func windowCases() map[string]*onnxProblem {
 	cases := map[string]*onnxProblem{}
 	add := func(name string, left, right, seed int, change func(p *onnxProblem, rng *mersenne)) {
@@ -171,8 +170,7 @@ func windowCases() map[string]*onnxProblem {
 	return cases
 }
 
-// rotaryCases are the cases of RotaryEmbedding of the ONNX project, under their names
-// there.
+// rotaryCases are the cases of RotaryEmbedding of the ONNX project, under their names there.
 func rotaryCases() map[string]*onnxFiles {
 	cases := map[string]*onnxFiles{}
 	add := func(name string, flat, ids, interleaved bool, dim int) {
@@ -241,8 +239,7 @@ func rotaryCases() map[string]*onnxFiles {
 	return cases
 }
 
-// scatterCases are the cases of TensorScatter of the ONNX project, under their names
-// there.
+// scatterCases are the cases of TensorScatter of the ONNX project, under their names there.
 func scatterCases() map[string]*onnxFiles {
 	cases := map[string]*onnxFiles{}
 	// Row r of a cache or an update has 5 columns, its number in rows.
@@ -294,8 +291,7 @@ func TestMersenne(t *testing.T) {
 	}
 }
 
-// TestONNXGenerated compares the generated cases with the files in testdata, and runs
-// them.
+// TestONNXGenerated compares the generated cases with the files in testdata, and runs them.
 func TestONNXGenerated(t *testing.T) {
 	const checked = "../../testdata/onnx-generated"
 	made := t.TempDir()

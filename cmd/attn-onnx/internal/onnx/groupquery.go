@@ -14,12 +14,11 @@ import (
 //
 //	query [B, S, H·D]    key, value [B, S, Hkv·D]    past_key, past_value [B, Hkv, P, D]
 //
-// or query [B, S, (H+2·Hkv)·D] without key and value. Keys and values of no new row
-// (sequence 0) read the past alone. Batch b has seqlens_k[b]+1 keys, of which the new ones
-// are the last. A call with as many queries as total_sequence_length is a prompt: its keys
-// are the first, and seqlens_k counts those that are not padding. q_norm_weight and
-// k_norm_weight [D] norm each head of queries and new keys, before the rotation.
-// output_qk [B, H, S, total_sequence_length] is the scores with softcap and bias, or the weights.
+// or query [B, S, (H+2·Hkv)·D] without key and value. Keys and values of no new row (sequence 0) read the past alone.
+// Batch b has seqlens_k[b]+1 keys, of which the new ones are the last. A call with as many queries as
+// total_sequence_length is a prompt: its keys are the first, and seqlens_k counts those that are not padding.
+// q_norm_weight and k_norm_weight [D] norm each head of queries and new keys, before the rotation. output_qk [B, H, S,
+// total_sequence_length] is the scores with softcap and bias, or the weights.
 type groupQueryOp struct {
 	heads, kvHeads int
 	scale          *float64 // nil means 1/sqrt(D)
@@ -214,8 +213,7 @@ func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
 	return nil
 }
 
-// checkOperands splits a packed query, and derives the lengths from query, key, value and
-// past.
+// checkOperands splits a packed query, and derives the lengths from query, key, value and past.
 func (c *groupQueryCall) checkOperands(in []*onnxfile.Tensor) error {
 	c.q, c.k, c.v = in[gqQuery], in[gqKey], in[gqValue]
 	packed := c.k == nil && c.v == nil
@@ -328,9 +326,8 @@ func (c *groupQueryCall) outputQK(scores *onnxfile.Tensor) (*onnxfile.Tensor, er
 	return y, nil
 }
 
-// rotate rotates the queries and the new keys. A row's position is that of its key, or
-// from position_ids. Like ONNX Runtime, it takes only the first id of a prompt, as the
-// position of the first row of every batch.
+// rotate rotates the queries and the new keys. A row's position is that of its key, or from position_ids. Like ONNX
+// Runtime, it takes only the first id of a prompt, as the position of the first row of every batch.
 func (c *groupQueryCall) rotate(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) error {
 	cos, sin := in[gqCos], in[gqSin]
 	if err := checkAngles(cos, sin, c.size); err != nil {
@@ -365,9 +362,8 @@ func (c *groupQueryCall) rotate(ctx context.Context, dev *kernels.Device, in []*
 	return err
 }
 
-// cached returns past with the new rows of each batch where they belong, [batch, kv heads,
-// present, size]. Rows that no batch has written are those of the past, or 0 when the past
-// is shorter.
+// cached returns past with the new rows of each batch where they belong, [batch, kv heads, present, size]. Rows that no
+// batch has written are those of the past, or 0 when the past is shorter.
 func (c *groupQueryCall) cached(past, own *onnxfile.Tensor) (*onnxfile.Tensor, error) {
 	x, err := newTensor(own.Type, []int{c.batch, c.kvHeads, c.present, c.size})
 	if err != nil {

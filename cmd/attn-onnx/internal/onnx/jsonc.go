@@ -19,8 +19,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// jsoncTest is an element of a file of ONNX Runtime's operator tests: a node, and cases of
-// its inputs and outputs.
+// jsoncTest is an element of a file of ONNX Runtime's operator tests: a node, and cases of its inputs and outputs.
 type jsoncTest struct {
 	Name, Operator string
 	Opset          struct {
@@ -75,8 +74,7 @@ type anything struct{}
 // UnmarshalJSON implements json.Unmarshaler.
 func (anything) UnmarshalJSON([]byte) error { return nil }
 
-// maxElements bounds lists of objects: an empty one takes 3 bytes of a file and many times
-// as much memory.
+// maxElements bounds lists of objects: an empty one takes 3 bytes of a file and many times as much memory.
 const maxElements = 10_000
 
 // elements returns the elements of a list, none of a missing one.
@@ -186,8 +184,7 @@ func (test *jsoncTest) node(c *jsoncCase) (n *node, in map[string]*onnxfile.Tens
 	return n, in, want, err
 }
 
-// tensors decodes a list of tensors and returns their names, the known ones by position:
-// "" and nil for missing ones.
+// tensors decodes a list of tensors and returns their names, the known ones by position: "" and nil for missing ones.
 func tensors(kind string, text json.RawMessage, known []string) (names []string, all []*onnxfile.Tensor, err error) {
 	raw, err := list[jsoncTensor](kind+"s", text)
 	if err != nil {
@@ -297,8 +294,7 @@ func (r *report) runFile(ctx context.Context, dev *kernels.Device, path string) 
 	return nil
 }
 
-// runTest runs the cases of an element of a file and reports each. name is that of the
-// element.
+// runTest runs the cases of an element of a file and reports each. name is that of the element.
 func (r *report) runTest(ctx context.Context, dev *kernels.Device, name string, text []byte) error {
 	var test jsoncTest
 	if err := decodeJSONC(text, &test); err != nil {

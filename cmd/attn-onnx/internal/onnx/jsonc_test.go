@@ -30,8 +30,7 @@ func wantJSONC(t *testing.T, device string, n int, names ...string) {
 	}
 }
 
-// TestJSONCPublished runs the files of ONNX Runtime on every instruction set of the CPU and
-// on the GPU.
+// TestJSONCPublished runs the files of ONNX Runtime on every instruction set of the CPU and on the GPU.
 func TestJSONCPublished(t *testing.T) {
 	names := publishedJSONC(t)
 	everywhere(t, func(t *testing.T, backend string) {
@@ -98,8 +97,7 @@ func numbers(n ...int) string {
 	return fmt.Sprintf(`{"type": "int32", "dims": [%d], "data": %s}`, len(n), strings.ReplaceAll(fmt.Sprint(n), " ", ","))
 }
 
-// TestGroupQueryRefused has the bad inputs of ONNX Runtime's test of the operator, under
-// their names there, and more.
+// TestGroupQueryRefused has the bad inputs of ONNX Runtime's test of the operator, under their names there, and more.
 func TestGroupQueryRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string

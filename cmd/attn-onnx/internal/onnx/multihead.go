@@ -199,8 +199,7 @@ func columns(t *onnxfile.Tensor, n, lo, hi int, shape []int) *onnxfile.Tensor {
 	return x
 }
 
-// added returns t plus n elements of bias from at on, for each row of n elements, rounded
-// to the type of t.
+// added returns t plus n elements of bias from at on, for each row of n elements, rounded to the type of t.
 func added(t, bias *onnxfile.Tensor, at, n int) *onnxfile.Tensor {
 	x := &onnxfile.Tensor{Type: t.Type, Shape: t.Shape}
 	for i := range t.Elements() {
@@ -230,10 +229,9 @@ func checkPasts(pk, pv *onnxfile.Tensor, batch, heads, size, valueSize int) erro
 	return nil
 }
 
-// mask returns the term that is added to the scores, [B or 1, H or 1, S or 1, T]: the
-// attention bias, and the filter value where key_padding_mask hides a key. Like ONNX
-// Runtime, it adds a finite value: a row without visible keys is no special case. nil
-// means none.
+// mask returns the term that is added to the scores, [B or 1, H or 1, S or 1, T]: the attention bias, and the filter
+// value where key_padding_mask hides a key. Like ONNX Runtime, it adds a finite value: a row without visible keys is no
+// special case. nil means none.
 func (op *multiHeadOp) mask(in []*onnxfile.Tensor, batch, seq, past, total int) (*onnxfile.Tensor, error) {
 	bias, padding := in[mhAttentionBias], in[mhPaddingMask]
 	if err := checkBias(bias, batch, op.heads, seq, total); err != nil || padding == nil {

@@ -14,8 +14,7 @@ import (
 
 // operator is an operator with the decoded attributes of a node.
 type operator interface {
-	// run computes the outputs. in and out are by position, nil for missing ones. how
-	// describes the computation.
+	// run computes the outputs. in and out are by position, nil for missing ones. how describes the computation.
 	run(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) (out []*onnxfile.Tensor, how string, err error)
 }
 

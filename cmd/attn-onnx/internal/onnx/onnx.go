@@ -118,8 +118,7 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 	return strings.Join(results, "; "), nil
 }
 
-// runDataSet runs the graph on the inputs of a folder and compares the results with
-// its outputs.
+// runDataSet runs the graph on the inputs of a folder and compares the results with its outputs.
 func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, n *node, dir string) (string, error) {
 	tensors, want, err := readDataSet(ctx, m, dir)
 	if err != nil {

@@ -70,8 +70,7 @@ func everywhere(t *testing.T, run func(t *testing.T, backend string)) {
 	})
 }
 
-// TestONNXPublished runs the published cases on every instruction set of the CPU and
-// on the GPU.
+// TestONNXPublished runs the published cases on every instruction set of the CPU and on the GPU.
 func TestONNXPublished(t *testing.T) {
 	dirs := publishedCases(t)
 	everywhere(t, func(t *testing.T, backend string) {
@@ -93,8 +92,7 @@ func copyCase(t *testing.T, name string) string {
 	return dir
 }
 
-// TestONNXFailures runs damaged cases: each has an error in its line and counts as
-// failed, while others pass.
+// TestONNXFailures runs damaged cases: each has an error in its line and counts as failed, while others pass.
 func TestONNXFailures(t *testing.T) {
 	const set = "test_data_set_0"
 	edit := func(file string, change func([]byte) []byte) func(t *testing.T, dir string) {
@@ -227,8 +225,7 @@ func TestONNXCompare(t *testing.T) {
 
 var attn, _, mustFail = clitest.Named(cli.Program{Name: "attn-onnx", Grammar: func() any { return &Command{} }})
 
-// onnxFiles is a case to write: an operator with values of its inputs and outputs;
-// nil for missing ones.
+// onnxFiles is a case to write: an operator with values of its inputs and outputs; nil for missing ones.
 type onnxFiles struct {
 	operator string // qualified; "" is Attention
 	producer string // the name of the program that wrote the model

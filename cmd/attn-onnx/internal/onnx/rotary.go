@@ -10,9 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// rotaryOp is a RotaryEmbedding node: it rotates pairs of the elements of each row of X,
-// [batch, heads, sequence, size] or [batch, sequence, heads·size], by angles whose cosines
-// and sines are inputs:
+// rotaryOp is a RotaryEmbedding node: it rotates pairs of the elements of each row of X, [batch, heads, sequence, size]
+// or [batch, sequence, heads·size], by angles whose cosines and sines are inputs:
 //
 //	cos_cache, sin_cache [positions, R/2] with position_ids [batch, sequence]
 //	cos_cache, sin_cache [batch, sequence, R/2] without

@@ -10,9 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// scatterOp is a TensorScatter node, which writes new keys or values into a cache: row s
-// of batch b of the update becomes row write_indices[b]+s of the cache along axis, which
-// wraps around in the mode circular.
+// scatterOp is a TensorScatter node, which writes new keys or values into a cache: row s of batch b of the update
+// becomes row write_indices[b]+s of the cache along axis, which wraps around in the mode circular.
 type scatterOp struct {
 	axis     int
 	circular bool

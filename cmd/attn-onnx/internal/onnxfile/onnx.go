@@ -5,10 +5,9 @@
 //	...
 //	t, err := onnxfile.DecodeTensor(data)
 //
-// It decodes the fields that describe one node of an attention operator and its data
-// (onnx.proto) and skips the others. A decoded tensor has the elements of its shape. Every
-// input yields a value or an error that wraps [ErrMalformed], [ErrUnsupported] or
-// kernels.ErrMemory, never a panic.
+// It decodes the fields that describe one node of an attention operator and its data (onnx.proto) and skips the others.
+// A decoded tensor has the elements of its shape. Every input yields a value or an error that wraps [ErrMalformed],
+// [ErrUnsupported] or kernels.ErrMemory, never a panic.
 package onnxfile
 
 import (
@@ -25,8 +24,7 @@ import (
 //go:generate protoc --go_out=. --go_opt=paths=source_relative onnx.proto
 
 var (
-	// ErrMalformed reports bytes that are not such a message: cut short, or with
-	// contradicting fields.
+	// ErrMalformed reports bytes that are not such a message: cut short, or with contradicting fields.
 	ErrMalformed = errors.New("malformed ONNX data")
 	// ErrUnsupported reports a valid message that this package does not decode.
 	ErrUnsupported = errors.New("not decoded here")
@@ -39,8 +37,7 @@ type Model struct {
 	Opsets map[string]int64
 	// Nodes are the operations. An input or output named "" is missing.
 	Nodes []*NodeProto
-	// Inputs and Outputs are names of tensors, in the order of the numbers of the
-	// files of a test case.
+	// Inputs and Outputs are names of tensors, in the order of the numbers of the files of a test case.
 	Inputs, Outputs []string
 	// Initializers are the tensors in the model.
 	Initializers []*Tensor
@@ -97,8 +94,7 @@ func plainDomain(d string) string {
 	return d
 }
 
-// maxMessages bounds the parts of a message: an empty one takes 2 bytes of a file and
-// hundreds of bytes of memory.
+// maxMessages bounds the parts of a message: an empty one takes 2 bytes of a file and hundreds of bytes of memory.
 const maxMessages = 10_000
 
 // measure counts the messages and texts in data, to just above maxMessages and up to the

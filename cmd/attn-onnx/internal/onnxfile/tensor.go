@@ -24,8 +24,7 @@ const (
 	BFloat16 DataType = 16
 )
 
-// types has the name, the size in bytes, and the field of TensorProto for elements that
-// are not raw.
+// types has the name, the size in bytes, and the field of TensorProto for elements that are not raw.
 var types = map[DataType]struct {
 	name  string
 	size  int
@@ -86,8 +85,7 @@ func newTensor(p *TensorProto) (*Tensor, error) {
 	return t, err
 }
 
-// maxAxes is more than the operators of attention have, and few for an error that names the
-// shape.
+// maxAxes is more than the operators of attention have, and few for an error that names the shape.
 const maxAxes = 8
 
 // fill sets Shape and Data.

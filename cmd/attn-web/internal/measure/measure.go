@@ -154,8 +154,7 @@ func Run(ctx context.Context, req Request, send func(Event)) {
 	send(Event{Type: "done", Text: trouble, Report: r.text(r.before)})
 }
 
-// device measures a request on its device, after what was measured before, and returns a
-// sentence about what failed.
+// device measures a request on its device, after what was measured before, and returns a sentence about what failed.
 func (r *run) device(req Request) (trouble string) {
 	series, err := req.series()
 	if err != nil {

@@ -90,9 +90,8 @@ func (w *Writer) Write(ctx context.Context, req Request, each func(texts []strin
 	return nil
 }
 
-// Weights returns the attention weights with which the i-th token of the story, counted from the
-// special token at its beginning, sees itself and earlier ones: [Layers][Heads][i+1]. It computes
-// the story up to there again.
+// Weights returns the attention weights with which the i-th token of the story, counted from the special token at its
+// beginning, sees itself and earlier ones: [Layers][Heads][i+1]. It computes the story up to there again.
 func (w *Writer) Weights(ctx context.Context, i int) ([][][]float32, error) {
 	if i < 0 || i >= len(w.tokens) {
 		return nil, fmt.Errorf("the story has no token %d", i)
